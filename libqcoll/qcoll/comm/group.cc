@@ -1,0 +1,133 @@
+#include "qcoll/comm/group.h"
+
+#include <poll.h>
+
+namespace qcoll::comm {
+namespace {
+
+// A connection that breaks usually means that the peer died; its control link then says so within
+// moments, with the better cause.
+constexpr int kCauseGraceMilliseconds = 250;
+
+TransportError best_cause(const ConnectionLost& error, transport::NetMesh& mesh) {
+  const AbortFlag& abort = mesh.abort_flag();
+  pollfd raised{abort.fd(), POLLIN, 0};
+  ::poll(&raised, 1, kCauseGraceMilliseconds);
+  if (abort.raised()) return abort.cause();
+  if (error.peer() >= 0 && mesh.departed(error.peer()))
+    return TransportError("rank " + std::to_string(error.peer()) +
+                              " has left the group (destroy_process_group or exit): " +
+                              error.what(),
+                          error.peer());
+  return error;
+}
+
+}  // namespace
+
+Group::Group(transport::Rendezvous& store, const GroupConfig& config) : options_(config.options) {
+  const Deadline deadline(config.timeout);
+  std::string agreement = options_.to_string();
+  if (!config.agreement.empty()) agreement += "; " + config.agreement;
+  mesh_ = std::make_unique<transport::NetMesh>(
+      store, config.rank, config.size,
+      transport::NetOptions{.node = config.node,
+                            .agreement = agreement,
+                            .share_memory = config.share_memory},
+      log_, deadline);
+  node_labels_ = mesh_->node_labels();
+  topo::Topology topology(config.rank, node_labels_);
+  mesh_->share_memory(store, Communicator::memory_bytes(topology), deadline);
+  comm_ = std::make_unique<Communicator>(*mesh_, std::move(topology), mesh_->group());
+}
+
+Group::~Group() { shutdown(std::chrono::seconds(0)); }
+
+std::uint64_t Group::enqueue(const std::string& text, bool inline_if_idle, Body body, Done done) {
+  std::uint64_t sequence = 0;
+  {
+    // Numbering and queueing are one step: threads that share a group keep one order.
+    const std::lock_guard lock(enqueue_mutex_);
+    check_usable();
+    sequence = log_.add(text);
+    if (!inline_if_idle || !worker_.try_take_turn()) {
+      worker_.submit([this, sequence, body = std::move(body), done = std::move(done)] {
+        execute(sequence, body, done);
+      });
+      return sequence;
+    }
+  }
+  execute(sequence, body, done);
+  worker_.end_turn();
+  return sequence;
+}
+
+void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) {
+  const auto since = Clock::now();
+  std::exception_ptr error;
+  log_.started(sequence);
+  try {
+    abort_flag().throw_if_raised();
+    body(sequence);
+  } catch (const ConnectionLost& lost) {
+    const TransportError cause = best_cause(lost, *mesh_);
+    fail(cause);
+    error = std::make_exception_ptr(in_context(sequence, cause, since));
+  } catch (const TransportError& cause) {
+    fail(cause);
+    error = std::make_exception_ptr(in_context(sequence, abort_flag().cause(), since));
+  } catch (...) {
+    // Memory or a defect: the data path's state is unknown, so the group ends here as well.
+    error = std::current_exception();
+    fail(TransportError("rank " + std::to_string(comm_->topology().rank()) +
+                        " failed inside a collective"));
+  }
+  log_.finished(sequence);
+  done(error);
+}
+
+std::uint64_t Group::begin_delegated(const std::string& text) {
+  const std::lock_guard lock(enqueue_mutex_);
+  check_usable();
+  const std::uint64_t sequence = log_.add(text);
+  log_.started(sequence);
+  return sequence;
+}
+
+void Group::check_usable() const {
+  const AbortFlag& abort = mesh_->abort_flag();
+  if (!abort.raised()) return;
+  const TransportError cause = abort.cause();
+  throw TransportError(
+      "qcoll: this process group failed earlier and cannot be used any more: " +
+          std::string(cause.what()) +
+          ". Destroy it (torch.distributed.destroy_process_group) and make a new one.",
+      cause.peer());
+}
+
+TransportError Group::in_context(std::uint64_t sequence, const TransportError& cause,
+                                 Clock::time_point since) const {
+  const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
+  return TransportError("qcoll: " + log_.text_of(sequence).value_or("a call") + " #" +
+                            std::to_string(sequence) + " failed on rank " +
+                            std::to_string(comm_->topology().rank()) + " after " +
+                            std::to_string(seconds) + " s: " + cause.what() +
+                            ". The process group cannot be used any more; destroy it and make a "
+                            "new one.",
+                        cause.peer());
+}
+
+void Group::abort(const std::string& reason) { fail(TransportError(reason)); }
+
+void Group::fail(const TransportError& cause) { mesh_->links().abort(cause); }
+
+void Group::shutdown(Clock::duration grace) {
+  if (mesh_->links().left()) return;
+  if (!worker_.wait_idle_for(grace)) {
+    abort("rank " + std::to_string(comm_->topology().rank()) +
+          " shut the process group down with calls still in flight");
+    worker_.wait_idle();
+  }
+  mesh_->links().leave();
+}
+
+}  // namespace qcoll::comm

@@ -1,0 +1,87 @@
+// A group of ranks over the real transports: forms the mesh, numbers and queues calls, and keeps
+// the error contract (docs/errors.md): the first failure reaches every rank and every later call.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "qcoll/comm/communicator.h"
+#include "qcoll/comm/options.h"
+#include "qcoll/comm/worker.h"
+#include "qcoll/transport/net_mesh.h"
+#include "qcoll/transport/operation_log.h"
+#include "qcoll/transport/rendezvous.h"
+
+namespace qcoll::comm {
+
+struct GroupConfig {
+  Rank rank = 0;
+  int size = 1;
+  Options options;
+  std::string node;       // label of this rank's node; empty: host name and boot id
+  std::string agreement;  // further "key=value; ..." that all ranks must share
+  bool share_memory = true;
+  Clock::duration timeout = std::chrono::minutes(30);
+};
+
+class Group {
+ public:
+  // Collective over all ranks.
+  Group(transport::Rendezvous& store, const GroupConfig& config);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  const Options& options() const { return options_; }
+  const topo::Topology& topology() const { return comm_->topology(); }
+  const std::vector<std::string>& node_labels() const { return node_labels_; }
+  Communicator& communicator() { return *comm_; }
+  AbortFlag& abort_flag() { return mesh_->abort_flag(); }
+  transport::NetMesh& mesh() { return *mesh_; }
+  Stats& stats() { return comm_->stats(); }
+
+  using Body = std::function<void(std::uint64_t sequence)>;
+  using Done = std::function<void(std::exception_ptr)>;
+  // Runs `body` on the group's data path, in the order of these calls on every rank: at once when
+  // `inline_if_idle` and nothing is queued, else on the worker. `done` is told how it ended.
+  // `text` names the call and what all ranks must agree on. Returns the sequence number.
+  std::uint64_t enqueue(const std::string& text, bool inline_if_idle, Body body, Done done);
+
+  // Numbers a call that runs elsewhere (on the delegate) and records its course.
+  std::uint64_t begin_delegated(const std::string& text);
+  void end_delegated(std::uint64_t sequence) { log_.finished(sequence); }
+  std::uint64_t latest_sequence() const { return log_.latest(); }
+
+  // Throws the error that later calls get once the group has failed.
+  void check_usable() const;
+  // Fails the group on all ranks; wakes everything that waits.
+  void abort(const std::string& reason);
+  void fail(const TransportError& cause);
+  // The error of one call: `cause` with the call's name, number and duration.
+  TransportError in_context(std::uint64_t sequence, const TransportError& cause,
+                            Clock::time_point since) const;
+  // Lets queued calls end for at most `grace`, then aborts what is left and says goodbye.
+  void shutdown(Clock::duration grace);
+
+  // A delegated call that waits too long asks the others where they are.
+  void probe() { mesh_->probe_peers(); }
+  std::string probe_report() { return mesh_->probe_report(); }
+
+ private:
+  void execute(std::uint64_t sequence, const Body& body, const Done& done);
+
+  const Options options_;
+  transport::OperationLog log_;
+  std::unique_ptr<transport::NetMesh> mesh_;
+  std::vector<std::string> node_labels_;
+  std::unique_ptr<Communicator> comm_;
+  std::mutex enqueue_mutex_;
+  Worker worker_;
+};
+
+}  // namespace qcoll::comm

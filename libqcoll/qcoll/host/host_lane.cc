@@ -1,0 +1,172 @@
+#include "qcoll/host/host_lane.h"
+
+#include <cstring>
+
+#include "qcoll/base/error.h"
+
+namespace qcoll::host {
+
+// Adds the time of a scope to a counter and, when a trace is attached, to the trace.
+class HostLane::Timed {
+ public:
+  Timed(const HostLane& lane, double& seconds, TraceEvent::Kind kind, const Slot& slot)
+      : lane_(lane), seconds_(seconds), kind_(kind), slot_(slot) {}
+  ~Timed() {
+    const auto end = Clock::now();
+    seconds_ += std::chrono::duration<double>(end - begin_).count();
+    if (lane_.trace_ != nullptr)
+      lane_.trace_->record({kind_, -1, slot_.tag, slot_.slot.index, begin_, end});
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  const HostLane& lane_;
+  double& seconds_;
+  const TraceEvent::Kind kind_;
+  const Slot& slot_;
+  const Clock::time_point begin_ = Clock::now();
+};
+
+HostLane::HostLane(transport::Exchange& exchange, const LaneCall& call,
+                   std::span<float* const> sums, const Deadline& deadline, LaneCounters& counters,
+                   Trace* trace)
+    : exchange_(exchange),
+      call_(call),
+      element_bytes_(element_bytes(call.envelope.dtype)),
+      sums_(sums),
+      deadline_(deadline),
+      counters_(counters),
+      trace_(trace),
+      kernels_(codec::best()) {}
+
+void HostLane::open(std::span<const algo::RingPlan> plans) {
+  std::vector<transport::RingSpec> specs;
+  for (const algo::RingPlan& plan : plans) {
+    const Ring ring{algo::encoding_of(call_.codecs[plan.level], call_.envelope.dtype,
+                                      plan.partial_sums),
+                    plan.parts};
+    specs.push_back({.tag = plan.tag,
+                     .from = plan.from,
+                     .message_bytes = wire::Header::kBytes +
+                                      plan.parts * ring.encoding.part_bytes(call_.chunk),
+                     .codec = ring.encoding.codec,
+                     .readers = plan.readers});
+    if (plan.from < 0)
+      encode_rings_[plan.tag] = ring;
+    else
+      receive_rings_[{plan.from, plan.tag}] = ring;
+  }
+  exchange_.begin(call_.envelope, specs, call_.depth, deadline_);
+}
+
+HostLane::Slot HostLane::reserve(std::uint32_t tag, std::size_t count) {
+  const Ring& ring = encode_rings_.at(tag);
+  return {.slot = exchange_.reserve(tag),
+          .ring = &ring,
+          .tag = tag,
+          .count = count,
+          .stride_bytes = ring.encoding.part_bytes(count),
+          .encoded_here = true};
+}
+
+Bytes HostLane::part_of(const Slot& slot, std::size_t part, std::size_t count) const {
+  return {slot.slot.payload() + part * slot.stride_bytes, slot.ring->encoding.part_bytes(count)};
+}
+
+void HostLane::encode(Slot& slot, std::size_t part, algo::Piece piece) {
+  const Timed timed(*this, counters_.encode_seconds, TraceEvent::Kind::kEncode, slot);
+  const auto& [codec, dtype] = slot.ring->encoding;
+  counters_.nonfinite_blocks += codec::encode(codec, dtype, input(piece), piece.count,
+                                              part_of(slot, part, piece.count), kernels_);
+}
+
+void HostLane::encode_sum(Slot& slot, std::size_t part, algo::SumId sum, std::size_t count) {
+  const Timed timed(*this, counters_.encode_seconds, TraceEvent::Kind::kEncode, slot);
+  counters_.nonfinite_blocks += codec::encode(slot.ring->encoding.codec, DType::kF32, sums_[sum],
+                                              count, part_of(slot, part, count), kernels_);
+}
+
+void HostLane::publish(const Slot& slot, std::span<const Rank> readers) {
+  if (slot.encoded_here)
+    wire::write_header(
+        {.envelope = call_.envelope,
+         .codec = slot.ring->encoding.codec,
+         .tag = slot.tag,
+         .chunk = slot.slot.index,
+         .elements = static_cast<std::uint32_t>(slot.count),
+         .payload_bytes = static_cast<std::uint32_t>(slot.ring->parts * slot.stride_bytes)},
+        slot.slot.message);
+  exchange_.publish(slot.slot, readers);
+}
+
+HostLane::Slot HostLane::receive(Rank from, std::uint32_t tag, std::size_t count) {
+  const Ring& ring = receive_rings_.at({from, tag});
+  const Slot slot{.slot = exchange_.receive(from, tag),
+                  .ring = &ring,
+                  .tag = tag,
+                  .count = count,
+                  .stride_bytes = ring.encoding.part_bytes(count)};
+  const wire::Header header = wire::parse_header(slot.slot.message);
+  if (header.elements != count || header.payload_bytes != ring.parts * slot.stride_bytes)
+    throw TransportError(
+        "ranks disagree: rank " + std::to_string(from) + " sent " +
+            std::to_string(header.elements) + " elements in " +
+            std::to_string(header.payload_bytes) + " bytes in " +
+            wire::describe(call_.envelope) + ", this rank expected " + std::to_string(count) +
+            " elements in " + std::to_string(ring.parts * slot.stride_bytes) +
+            " bytes; check that all ranks pass the same sizes and matching splits",
+        from);
+  return slot;
+}
+
+void HostLane::release(const Slot& slot) { exchange_.release(slot.slot); }
+
+void HostLane::decode(const Slot& slot, std::size_t part, algo::Piece piece) {
+  const Timed timed(*this, counters_.decode_seconds, TraceEvent::Kind::kDecode, slot);
+  const auto& [codec, dtype] = slot.ring->encoding;
+  codec::decode(codec, dtype, part_of(slot, part, piece.count), piece.count, output(piece),
+                kernels_);
+}
+
+void HostLane::copy_own(algo::Piece piece) {
+  if (output(piece) != input(piece))
+    std::memcpy(output(piece), input(piece), piece.count * element_bytes_);
+}
+
+void HostLane::add_input(algo::SumId sum, algo::Piece piece, bool first) {
+  const auto dtype = static_cast<std::size_t>(call_.envelope.dtype);
+  (first ? kernels_.widen : kernels_.widen_add)[dtype](input(piece), piece.count, sums_[sum]);
+}
+
+void HostLane::add_sum(algo::SumId sum, algo::SumId other, std::size_t count, bool first) {
+  constexpr auto kF32 = static_cast<std::size_t>(DType::kF32);
+  (first ? kernels_.widen : kernels_.widen_add)[kF32](sums_[other], count, sums_[sum]);
+}
+
+void HostLane::add_slot(algo::SumId sum, const Slot& slot, std::size_t part, std::size_t count,
+                        bool first) {
+  const Timed timed(*this, counters_.decode_seconds, TraceEvent::Kind::kDecode, slot);
+  const auto& [codec, dtype] = slot.ring->encoding;
+  const Bytes encoded = part_of(slot, part, count);
+  if (!first)
+    codec::decode_add(codec, dtype, encoded, count, sums_[sum], kernels_);
+  else if (codec.exact())
+    kernels_.widen[static_cast<std::size_t>(dtype)](encoded.data(), count, sums_[sum]);
+  else
+    codec::decode(codec, DType::kF32, encoded, count, sums_[sum], kernels_);
+}
+
+void HostLane::store(algo::SumId sum, algo::Piece piece) {
+  const auto dtype = static_cast<std::size_t>(call_.envelope.dtype);
+  switch (call_.envelope.op) {
+    case wire::ReduceOp::kAvg:
+      return kernels_.store_mean[dtype](sums_[sum], piece.count, call_.divisor, output(piece));
+    case wire::ReduceOp::kPremulSum:
+      return kernels_.store_scaled[dtype](sums_[sum], piece.count, call_.factor, output(piece));
+    default:
+      return kernels_.store_sum[dtype](sums_[sum], piece.count, output(piece));
+  }
+}
+
+}  // namespace qcoll::host

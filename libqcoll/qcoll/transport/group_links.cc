@@ -1,0 +1,258 @@
+#include "qcoll/transport/group_links.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "qcoll/wire/bytes.h"
+
+namespace qcoll::transport {
+namespace {
+
+constexpr std::size_t kFrameHeader = 5;         // u32 payload bytes, u8 type
+constexpr std::size_t kMaxPayload = 16 * 1024;  // texts are cut to fit
+constexpr std::size_t kRanksInReport = 8;
+
+std::string encode_u64(std::uint64_t value) {
+  std::string raw(8, '\0');
+  wire::put(reinterpret_cast<std::byte*>(raw.data()), value);
+  return raw;
+}
+
+std::uint64_t decode_u64(const std::string& raw) {
+  return raw.size() < 8 ? 0 : wire::get<std::uint64_t>(
+                                  reinterpret_cast<const std::byte*>(raw.data()));
+}
+
+}  // namespace
+
+GroupLinks::GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
+                       OperationLog& log, const Bell& bell)
+    : rank_(rank), group_(group), secret_(secret), log_(log), bell_(bell), links_(size) {}
+
+Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
+  const PeerAddress& target = peers_[peer];
+  try {
+    Fd fd = transport::dial(target.addresses, target.port, deadline, abort_);
+    shake_hands_as_dialler(
+        fd.get(), {.purpose = purpose, .group = group_, .from = rank_, .to = peer}, secret_,
+        deadline, abort_);
+    return fd;
+  } catch (const TransportError& error) {
+    abort_.throw_if_raised();
+    throw ConnectionLost("connecting to " + target.label + ": " + error.what(), peer);
+  }
+}
+
+void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    peers_ = std::move(peers);
+  }
+  for (Rank peer = 0; peer < rank_; ++peer)
+    adopt(Purpose::kControl, peer, dial(peer, Purpose::kControl, deadline));
+  std::unique_lock lock(mutex_);
+  const auto missing = [&] {
+    Rank peer = rank_ + 1;
+    while (peer < static_cast<Rank>(links_.size()) && links_[peer].fd) ++peer;
+    return peer;
+  };
+  const auto all_here = [&] {
+    return missing() == static_cast<Rank>(links_.size()) || abort_.raised();
+  };
+  if (!arrived_.wait_until(lock, deadline.at(), all_here))
+    throw TransportError("timed out after " + std::to_string(deadline.timeout_seconds()) +
+                             " s: " + peers_[missing()].label +
+                             " did not open its control link; is it still alive, and can it reach "
+                             "this host?",
+                         missing());
+  abort_.throw_if_raised();
+}
+
+Fd GroupLinks::dial_data(Rank peer, const Deadline& deadline) {
+  return dial(peer, Purpose::kData, deadline);
+}
+
+std::vector<std::pair<Rank, Fd>> GroupLinks::take_accepted() {
+  if (!any_accepted_.load(std::memory_order_acquire)) return {};
+  const std::lock_guard lock(mutex_);
+  any_accepted_.store(false, std::memory_order_relaxed);
+  return std::exchange(accepted_, {});
+}
+
+void GroupLinks::abort(const TransportError& cause) {
+  if (!abort_.raise(cause)) return;
+  const std::lock_guard lock(mutex_);
+  for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
+    post(peer, Message::kAbort, cause.what());
+  arrived_.notify_all();
+}
+
+void GroupLinks::leave() {
+  if (left_.exchange(true)) return;
+  const std::lock_guard lock(mutex_);
+  for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
+    post(peer, Message::kGoodbye, "");
+}
+
+void GroupLinks::probe() {
+  const std::lock_guard lock(mutex_);
+  for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
+    post(peer, Message::kQuestion, encode_u64(log_.latest()));
+}
+
+std::string GroupLinks::report() const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  std::size_t reported = 0;
+  for (std::size_t peer = 0; peer < links_.size(); ++peer) {
+    const Link& link = links_[peer];
+    if (link.answer.empty() || reported++ >= kRanksInReport) continue;
+    text += (text.empty() ? "" : "; ") + peers_[peer].label + " is " + link.answer;
+  }
+  return text.empty() ? "No other rank answered." : "Where the others are: " + text + ".";
+}
+
+bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
+  const std::lock_guard lock(mutex_);
+  if (from < 0 || from >= static_cast<Rank>(links_.size()) || from == rank_) return false;
+  if (purpose == Purpose::kData) {
+    accepted_.emplace_back(from, std::move(fd));
+    any_accepted_.store(true, std::memory_order_release);
+    bell_.ring();
+    return true;
+  }
+  if (links_[from].fd) return false;
+  links_[from].fd = std::move(fd);
+  arrived_.notify_all();
+  return true;
+}
+
+void GroupLinks::append_poll_entries(std::vector<pollfd>& entries) const {
+  const std::lock_guard lock(mutex_);
+  for (const Link& link : links_)
+    if (link.fd)
+      entries.push_back(
+          {link.fd.get(), static_cast<short>(POLLIN | (link.unsent.empty() ? 0 : POLLOUT)), 0});
+}
+
+void GroupLinks::handle_events(int fd, short events) {
+  Rank peer = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(links_.begin(), links_.end(),
+                                    [&](const Link& link) { return link.fd.get() == fd; });
+    if (found == links_.end()) return;
+    peer = static_cast<Rank>(found - links_.begin());
+    if ((events & POLLOUT) != 0) flush(*found);
+  }
+  if ((events & ~POLLOUT) != 0) read_link(peer);
+}
+
+void GroupLinks::post(Rank peer, Message type, const std::string& payload) {
+  Link& link = links_[peer];
+  if (!link.fd) return;
+  const std::size_t bytes = std::min(payload.size(), kMaxPayload);
+  std::byte frame[kFrameHeader];
+  wire::put(frame, static_cast<std::uint32_t>(bytes));
+  wire::put(frame + 4, static_cast<std::uint8_t>(type));
+  link.unsent.insert(link.unsent.end(), frame, frame + kFrameHeader);
+  const auto* text = reinterpret_cast<const std::byte*>(payload.data());
+  link.unsent.insert(link.unsent.end(), text, text + bytes);
+  flush(link);
+}
+
+// What the kernel does not take now, the control thread sends when it can. Errors are left to the
+// reading side, which sees the same end.
+void GroupLinks::flush(Link& link) {
+  while (!link.unsent.empty()) {
+    const ssize_t sent =
+        ::send(link.fd.get(), link.unsent.data(), link.unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) {
+      if (errno != EAGAIN && errno != EWOULDBLOCK) link.unsent.clear();
+      return;
+    }
+    link.unsent.erase(link.unsent.begin(), link.unsent.begin() + sent);
+  }
+}
+
+void GroupLinks::read_link(Rank peer) {
+  Link& link = links_[peer];  // only the control thread reads and closes links
+  std::byte buffer[4096];
+  for (;;) {
+    const ssize_t got = ::recv(link.fd.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got <= 0) return link_ended(peer, got == 0 ? "closed" : std::strerror(errno));
+    link.received.insert(link.received.end(), buffer, buffer + got);
+    while (link.received.size() >= kFrameHeader) {
+      const auto bytes = wire::get<std::uint32_t>(link.received.data());
+      if (bytes > kMaxPayload) return link_ended(peer, "garbage on the link");
+      if (link.received.size() < kFrameHeader + bytes) break;
+      const auto type = static_cast<Message>(wire::get<std::uint8_t>(link.received.data() + 4));
+      const std::string payload(reinterpret_cast<const char*>(link.received.data()) + kFrameHeader,
+                                bytes);
+      link.received.erase(link.received.begin(), link.received.begin() + kFrameHeader + bytes);
+      handle_message(peer, type, payload);
+    }
+  }
+}
+
+void GroupLinks::handle_message(Rank peer, Message type, const std::string& payload) {
+  switch (type) {
+    case Message::kGoodbye:
+      links_[peer].departed.store(true, std::memory_order_release);
+      bell_.ring();
+      break;
+    case Message::kAbort:
+      abort_.raise(TransportError(payload, peer));
+      arrived_.notify_all();
+      break;
+    case Message::kQuestion: {
+      const std::uint64_t sequence = decode_u64(payload);
+      const std::string text = log_.text_of(sequence).value_or("");
+      const std::lock_guard lock(mutex_);
+      post(peer, Message::kAnswer, encode_u64(sequence) + text + '\0' + log_.state());
+      break;
+    }
+    case Message::kAnswer:
+      handle_answer(peer, payload);
+      break;
+  }
+}
+
+// A peer that is merely late has no text for the number yet; one that made another call has.
+void GroupLinks::handle_answer(Rank peer, const std::string& payload) {
+  const std::uint64_t sequence = decode_u64(payload);
+  const std::size_t separator = payload.find('\0', 8);
+  if (separator == std::string::npos) return;
+  const std::string theirs = payload.substr(8, separator - 8);
+  const std::string ours = log_.text_of(sequence).value_or("");
+  {
+    const std::lock_guard lock(mutex_);
+    links_[peer].answer = payload.substr(separator + 1);
+  }
+  if (theirs.empty() || ours.empty() || theirs == ours) return;
+  abort(TransportError("ranks disagree on operation #" + std::to_string(sequence) +
+                           " of the group: rank " + std::to_string(rank_) + " called " + ours +
+                           ", rank " + std::to_string(peer) + " called " + theirs +
+                           "; all ranks of a group must make the same calls in the same order",
+                       peer));
+}
+
+void GroupLinks::link_ended(Rank peer, const std::string& why) {
+  const bool orderly = departed(peer) || left();
+  std::string label;
+  {
+    const std::lock_guard lock(mutex_);
+    links_[peer].fd.reset();
+    label = peers_.empty() ? "rank " + std::to_string(peer) : peers_[peer].label;
+  }
+  if (!orderly) abort(TransportError(label + " died (its control link ended: " + why + ")", peer));
+}
+
+}  // namespace qcoll::transport

@@ -1,0 +1,96 @@
+// The control links of one group: a small connection between every two ranks, opened when the
+// group is formed. They tell every rank, not only a neighbour, of deaths and aborts, and let a
+// stalled rank ask all others where they are. Bulk data never travels here.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qcoll/base/abort_flag.h"
+#include "qcoll/base/deadline.h"
+#include "qcoll/base/fd.h"
+#include "qcoll/transport/bell.h"
+#include "qcoll/transport/handshake.h"
+#include "qcoll/transport/operation_log.h"
+#include "qcoll/transport/socket.h"
+
+struct pollfd;
+
+namespace qcoll::transport {
+
+struct PeerAddress {
+  std::vector<Address> addresses;  // in the order to try
+  std::uint16_t port = 0;
+  std::string label;  // "rank 2 (host-a, pid 1234)"
+};
+
+class GroupLinks {
+ public:
+  GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
+             OperationLog& log, const Bell& bell);
+
+  std::uint64_t group() const { return group_; }
+  Rank rank() const { return rank_; }
+  const wire::Secret& secret() const { return secret_; }
+  AbortFlag& abort_flag() { return abort_; }
+
+  // Dials all lower ranks and waits for all higher ones. Errors name the rank that is missing.
+  void connect_all(std::vector<PeerAddress> peers, const Deadline& deadline);
+  Fd dial_data(Rank peer, const Deadline& deadline);
+  std::vector<std::pair<Rank, Fd>> take_accepted();
+
+  // Raises the abort flag here and, through the links, on every other rank.
+  void abort(const TransportError& cause);
+  void leave();  // an orderly farewell: no peer takes the end of the link for a death
+  bool departed(Rank peer) const { return links_[peer].departed.load(std::memory_order_acquire); }
+  bool left() const { return left_.load(std::memory_order_acquire); }
+
+  void probe();
+  std::string report() const;
+
+  // The control thread's part.
+  bool adopt(Purpose purpose, Rank from, Fd fd);
+  void append_poll_entries(std::vector<pollfd>& entries) const;
+  void handle_events(int fd, short events);
+
+ private:
+  enum class Message : std::uint8_t { kGoodbye = 1, kAbort = 2, kQuestion = 3, kAnswer = 4 };
+  struct Link {
+    Fd fd;
+    std::vector<std::byte> received;
+    std::vector<std::byte> unsent;
+    std::string answer;  // the peer's state, from the last probe
+    std::atomic<bool> departed{false};
+  };
+
+  Fd dial(Rank peer, Purpose purpose, const Deadline& deadline);
+  void post(Rank peer, Message type, const std::string& payload);  // mutex_ held
+  void flush(Link& link);                                          // mutex_ held
+  void read_link(Rank peer);
+  void handle_message(Rank peer, Message type, const std::string& payload);
+  void handle_answer(Rank peer, const std::string& payload);
+  void link_ended(Rank peer, const std::string& why);
+
+  const Rank rank_;
+  const std::uint64_t group_;
+  const wire::Secret secret_;
+  OperationLog& log_;
+  const Bell& bell_;
+  AbortFlag abort_;
+  std::atomic<bool> left_{false};
+
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<PeerAddress> peers_;
+  std::vector<Link> links_;
+  std::vector<std::pair<Rank, Fd>> accepted_;
+  std::atomic<bool> any_accepted_{false};
+};
+
+}  // namespace qcoll::transport

@@ -1,0 +1,48 @@
+#include "qcoll/transport/operation_log.h"
+
+namespace qcoll::transport {
+
+std::uint64_t OperationLog::add(std::string text) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t sequence = ++latest_;
+  entry(sequence) = {sequence, std::move(text), Stage::kQueued, Clock::now()};
+  return sequence;
+}
+
+void OperationLog::set_stage(std::uint64_t sequence, Stage stage) {
+  const std::lock_guard lock(mutex_);
+  Entry& e = entry(sequence);
+  if (e.sequence != sequence) return;  // overwritten: more than kKept are in flight
+  e.stage = stage;
+  e.changed = Clock::now();
+  last_changed_ = sequence;
+}
+
+void OperationLog::started(std::uint64_t sequence) { set_stage(sequence, Stage::kRunning); }
+
+void OperationLog::finished(std::uint64_t sequence) { set_stage(sequence, Stage::kFinished); }
+
+std::optional<std::string> OperationLog::text_of(std::uint64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  const Entry& e = entry(sequence);
+  if (sequence == 0 || e.sequence != sequence) return std::nullopt;
+  return e.text;
+}
+
+std::uint64_t OperationLog::latest() const {
+  const std::lock_guard lock(mutex_);
+  return latest_;
+}
+
+std::string OperationLog::state() const {
+  const std::lock_guard lock(mutex_);
+  if (last_changed_ == 0) return "has run no collective yet";
+  const Entry& e = entry(last_changed_);
+  const double seconds = std::chrono::duration<double>(Clock::now() - e.changed).count();
+  const std::string name = e.text + " #" + std::to_string(e.sequence);
+  const std::string since = std::to_string(seconds).substr(0, 5) + " s";
+  return e.stage == Stage::kRunning ? "in " + name + " for " + since
+                                    : "idle for " + since + " after " + name;
+}
+
+}  // namespace qcoll::transport

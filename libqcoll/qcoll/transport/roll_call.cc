@@ -1,0 +1,171 @@
+#include "qcoll/transport/roll_call.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "qcoll/base/error.h"
+#include "qcoll/wire/bytes.h"
+
+namespace qcoll::transport {
+namespace {
+
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string link_target(const char* path) {
+  char buffer[PATH_MAX];
+  const ssize_t length = ::readlink(path, buffer, sizeof(buffer));
+  return length < 0 ? "" : std::string(buffer, static_cast<std::size_t>(length));
+}
+
+std::string host_name() {
+  char buffer[HOST_NAME_MAX + 1] = {};
+  ::gethostname(buffer, HOST_NAME_MAX);
+  return buffer;
+}
+
+// "key=value<separator>..." -> map; keys and values are ours and hold no separators.
+std::map<std::string, std::string> parse_pairs(const std::string& text, char separator) {
+  std::map<std::string, std::string> pairs;
+  std::stringstream stream(text);
+  for (std::string item; std::getline(stream, item, separator);) {
+    const std::size_t begin = item.find_first_not_of(' ');
+    const std::size_t equals = item.find('=');
+    if (begin != std::string::npos && equals != std::string::npos)
+      pairs[item.substr(begin, equals - begin)] = item.substr(equals + 1);
+  }
+  return pairs;
+}
+
+std::string serialize(const Identity& id) {
+  std::ostringstream text;
+  text << "rank=" << id.rank << "\nnode=" << id.node << "\nhost=" << id.host
+       << "\nboot_id=" << id.boot_id << "\nnet_namespace=" << id.net_namespace
+       << "\npid_namespace=" << id.pid_namespace << "\npid=" << id.pid << "\nport=" << id.port
+       << "\naddresses=" << id.addresses << "\nagreement=" << id.agreement << "\n";
+  return text.str();
+}
+
+Identity parse_identity(const std::string& text) {
+  auto pairs = parse_pairs(text, '\n');
+  Identity id;
+  try {
+    id.rank = std::stoi(pairs.at("rank"));
+    id.pid = std::stoi(pairs.at("pid"));
+    id.port = static_cast<std::uint16_t>(std::stoi(pairs.at("port")));
+  } catch (const std::exception&) {
+    throw TransportError("the rendezvous store holds a malformed record of a rank: " + text);
+  }
+  id.node = pairs["node"];
+  id.host = pairs["host"];
+  id.boot_id = pairs["boot_id"];
+  id.net_namespace = pairs["net_namespace"];
+  id.pid_namespace = pairs["pid_namespace"];
+  id.addresses = pairs["addresses"];
+  id.agreement = pairs["agreement"];
+  return id;
+}
+
+void check_agreement(const std::vector<Identity>& all) {
+  const auto expected = parse_pairs(all[0].agreement, ';');
+  for (const Identity& id : all) {
+    if (id.agreement == all[0].agreement) continue;
+    auto theirs = parse_pairs(id.agreement, ';');
+    for (const auto& [key, value] : expected)
+      if (theirs[key] != value)
+        throw UsageError("ranks disagree on " + key + ": " + all[0].label() + " has \"" + value +
+                         "\", " + id.label() + " has \"" + theirs[key] +
+                         "\"; give all ranks of the group the same options and versions");
+    throw UsageError("ranks disagree: " + all[0].label() + " has {" + all[0].agreement + "}, " +
+                     id.label() + " has {" + id.agreement + "}");
+  }
+}
+
+}  // namespace
+
+std::string Identity::label() const {
+  return "rank " + std::to_string(rank) + " (" + host + ", pid " + std::to_string(pid) + ")";
+}
+
+Identity own_identity(Rank rank, const std::string& node, std::uint16_t port,
+                      const std::vector<Address>& addresses, const std::string& agreement) {
+  Identity id{.rank = rank,
+              .node = node,
+              .host = host_name(),
+              .boot_id = first_line("/proc/sys/kernel/random/boot_id"),
+              .net_namespace = link_target("/proc/self/ns/net"),
+              .pid_namespace = link_target("/proc/self/ns/pid"),
+              .pid = ::getpid(),
+              .port = port,
+              .addresses = {},
+              .agreement = agreement};
+  if (id.node.empty()) id.node = id.host + "#" + id.boot_id.substr(0, 8);
+  if (id.node.find_first_of("\n=") != std::string::npos)
+    throw UsageError("QCOLL_NODE must not contain line breaks or '='");
+  for (const Address& address : addresses)
+    id.addresses += (id.addresses.empty() ? "" : ",") + address.text();
+  return id;
+}
+
+std::vector<Address> addresses_to_dial(const Identity& me, const Identity& other) {
+  const bool same_namespace =
+      me.boot_id == other.boot_id && me.net_namespace == other.net_namespace;
+  std::vector<Address> preferred;
+  std::vector<Address> others;
+  std::stringstream list(other.addresses);
+  for (std::string text; std::getline(list, text, ',');) {
+    const Address address = parse_address(text);
+    if (address.loopback() && !same_namespace) continue;
+    (address.loopback() ? preferred : others).push_back(address);
+  }
+  preferred.insert(preferred.end(), others.begin(), others.end());
+  return preferred;
+}
+
+bool may_share_memory(const Identity& a, const Identity& b) {
+  return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace;
+}
+
+GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline) {
+  const std::string key = "qcoll/secret";
+  GroupSecret shared;
+  std::string raw(8 + shared.secret.size(), '\0');
+  const auto bytes = std::as_writable_bytes(std::span(raw));
+  if (rank == 0) {
+    wire::fill_random(bytes);
+    store.set(key, raw);
+  } else {
+    raw = store.get(key, deadline);
+    if (raw.size() != 8 + shared.secret.size())
+      throw TransportError("the rendezvous store holds a group secret of " +
+                           std::to_string(raw.size()) + " bytes, expected " +
+                           std::to_string(8 + shared.secret.size()));
+  }
+  const auto* data = reinterpret_cast<const std::byte*>(raw.data());
+  shared.group = wire::get<std::uint64_t>(data);
+  std::copy(data + 8, data + raw.size(), shared.secret.begin());
+  return shared;
+}
+
+std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
+                                const Deadline& deadline) {
+  const auto key = [](Rank rank) { return "qcoll/rank/" + std::to_string(rank); };
+  store.set(key(mine.rank), serialize(mine));
+  std::vector<Identity> all;
+  for (Rank rank = 0; rank < size; ++rank)
+    all.push_back(rank == mine.rank ? mine : parse_identity(store.get(key(rank), deadline)));
+  check_agreement(all);
+  return all;
+}
+
+}  // namespace qcoll::transport

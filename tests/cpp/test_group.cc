@@ -1,0 +1,217 @@
+// Groups over the real transports: shared memory and TCP between threads of one process, formed
+// through an in-process store.
+#include <doctest/doctest.h>
+
+#include <condition_variable>
+#include <future>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "qcoll/base/error.h"
+#include "qcoll/comm/group.h"
+#include "ranks.h"
+
+using namespace qcoll;
+using namespace std::chrono_literals;
+
+namespace {
+
+class MapStore final : public transport::Rendezvous {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline.at(), [&] { return values_.contains(key); }))
+      throw TransportError("nobody set " + key);
+    return values_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+struct Setup {
+  std::string nodes = "01";
+  bool share_memory = true;
+  Clock::duration timeout = 30s;
+};
+
+comm::GroupConfig config_of(const Setup& setup, int rank) {
+  const auto nodes = test::nodes_of(setup.nodes);
+  return {.rank = rank,
+          .size = static_cast<int>(nodes.size()),
+          .options = {},
+          .node = "node" + std::to_string(nodes[rank]),
+          .agreement = "",
+          .share_memory = setup.share_memory,
+          .timeout = setup.timeout};
+}
+
+// Gathers rank + 1 in every element; returns whether all arrived.
+bool gather_works(comm::Group& group, std::size_t count, bool inline_if_idle,
+                  Clock::duration timeout = 30s) {
+  const int size = group.topology().size();
+  const Rank rank = group.topology().rank();
+  std::vector<float> in(count, static_cast<float>(rank + 1));
+  std::vector<float> out(count * size);
+  std::vector<std::byte*> slices;
+  for (int r = 0; r < size; ++r)
+    slices.push_back(reinterpret_cast<std::byte*>(out.data() + r * count));
+  std::promise<void> ended;
+  group.enqueue(
+      "all_gather(float32, " + std::to_string(count) + ")", inline_if_idle,
+      [&](std::uint64_t sequence) {
+        comm::Call call{.verb = "all_gather", .sequence = sequence, .dtype = DType::kF32};
+        call.choice.exact_because = "test";
+        call.timeout = timeout;
+        group.communicator().all_gather(call, reinterpret_cast<const std::byte*>(in.data()),
+                                        slices, count);
+      },
+      [&](std::exception_ptr error) {
+        error ? ended.set_exception(error) : ended.set_value();
+      });
+  ended.get_future().get();
+  for (int r = 0; r < size; ++r)
+    for (std::size_t i = 0; i < count; ++i)
+      if (out[r * count + i] != static_cast<float>(r + 1)) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("groups form over shared memory and TCP and gather") {
+  for (const std::string nodes : {"0", "00", "01", "0011", "010", "00112"})
+    for (const bool share_memory : {true, false}) {
+      CAPTURE(nodes);
+      MapStore store;
+      const Setup setup{.nodes = nodes, .share_memory = share_memory};
+      const int size = static_cast<int>(nodes.size());
+      test::run_ranks(size, [&](int rank) {
+        comm::Group group(store, config_of(setup, rank));
+        for (Rank peer = 0; peer < size; ++peer)
+          CHECK_EQ(group.mesh().mapped(peer),
+                   share_memory && peer != rank && nodes[peer] == nodes[rank]);
+        for (const std::size_t count : {1, 1000, 200000})
+          for (const bool inline_if_idle : {true, false})
+            CHECK(gather_works(group, count, inline_if_idle));
+      });
+    }
+}
+
+TEST_CASE("several groups work at once from several threads") {
+  MapStore stores[3];
+  test::run_ranks(6, [&](int thread) {
+    comm::Group group(stores[thread / 2], config_of({.nodes = "01"}, thread % 2));
+    for (int i = 0; i < 50; ++i) CHECK(gather_works(group, 5000, i % 2 == 0));
+  });
+}
+
+TEST_CASE("abort wakes a blocked rank and refuses later calls with the first cause") {
+  MapStore store;
+  test::run_ranks(2, [&](int rank) {
+    comm::Group group(store, config_of({.nodes = "01"}, rank));
+    if (rank == 1) {
+      std::this_thread::sleep_for(100ms);
+      group.abort("the user said so");
+    } else {
+      const auto since = Clock::now();
+      CHECK_THROWS_AS(gather_works(group, 100, true), TransportError);
+      CHECK_LT(Clock::now() - since, 5s);  // not the timeout of 30 s
+    }
+    std::string refusal;
+    try {
+      gather_works(group, 100, true);
+    } catch (const TransportError& error) {
+      refusal = error.what();
+    }
+    CAPTURE(refusal);
+    CHECK_NE(refusal.find("the user said so"), std::string::npos);
+    CHECK_NE(refusal.find("make a new one"), std::string::npos);
+  });
+}
+
+TEST_CASE("a rank that calls something else is named on every rank, neighbours or not") {
+  MapStore store;
+  std::vector<std::string> errors(4);
+  test::run_ranks(4, [&](int rank) {
+    comm::Group group(store, config_of({.nodes = "0011"}, rank));
+    try {
+      gather_works(group, rank == 2 ? 101 : 100, true);
+    } catch (const TransportError& error) {
+      errors[rank] = error.what();
+    }
+  });
+  for (const auto& text : errors) {
+    CAPTURE(text);
+    CHECK_NE(text.find("ranks disagree"), std::string::npos);
+    CHECK_NE(text.find("100"), std::string::npos);
+    CHECK_NE(text.find("101"), std::string::npos);
+  }
+}
+
+TEST_CASE("a late rank is named on every rank, with where it was") {
+  MapStore store;
+  std::vector<std::string> errors(3);
+  test::run_ranks(3, [&](int rank) {
+    comm::Group group(store, config_of({.nodes = "012"}, rank));
+    CHECK(gather_works(group, 10, true));
+    try {
+      if (rank == 2)
+        while (!group.abort_flag().raised()) std::this_thread::sleep_for(10ms);
+      gather_works(group, 20, true, 1500ms);
+    } catch (const TransportError& error) {
+      errors[rank] = error.what();
+    }
+  });
+  for (const auto& text : errors) {
+    CAPTURE(text);
+    CHECK_NE(text.find("timed out"), std::string::npos);
+    CHECK_NE(text.find("rank 2"), std::string::npos);
+    CHECK_NE(text.find("idle"), std::string::npos);
+  }
+}
+
+TEST_CASE("a rank that leaves while others wait for it is named") {
+  MapStore store;
+  test::run_ranks(2, [&](int rank) {
+    comm::Group group(store, config_of({.nodes = "01"}, rank));
+    if (rank == 1) return;
+    std::string text;
+    try {
+      gather_works(group, 100, true);
+    } catch (const TransportError& error) {
+      text = error.what();
+    }
+    CAPTURE(text);
+    CHECK_NE(text.find("rank 1"), std::string::npos);
+    CHECK_NE(text.find("left the group"), std::string::npos);
+  });
+}
+
+TEST_CASE("ranks with different options learn which and whose when the group is formed") {
+  MapStore store;
+  std::vector<std::string> errors(2);
+  test::run_ranks(2, [&](int rank) {
+    auto config = config_of({.nodes = "01"}, rank);
+    if (rank == 1) config.options.min_bytes = 5;
+    try {
+      comm::Group group(store, config);
+    } catch (const UsageError& error) {
+      errors[rank] = error.what();
+    }
+  });
+  for (const auto& text : errors) {
+    CAPTURE(text);
+    CHECK_NE(text.find("min_bytes"), std::string::npos);
+    CHECK_NE(text.find("65536"), std::string::npos);
+    CHECK_NE(text.find("rank 1"), std::string::npos);
+  }
+}
