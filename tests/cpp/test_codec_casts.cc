@@ -30,7 +30,8 @@ Elements decisive_floats(DType t) {
   for (std::uint32_t half = 0; half < 0x8000; ++half) {
     const double v = oracle::value(t, half), next = oracle::value(t, half + 1);
     if (!std::isfinite(v)) break;
-    const double middle = std::isfinite(next) ? (v + next) / 2 : v + (v - oracle::value(t, half - 1)) / 2;
+    const double middle =
+        std::isfinite(next) ? (v + next) / 2 : v + (v - oracle::value(t, half - 1)) / 2;
     for (const double at : {v, middle})
       for (const std::uint32_t step : {0xffffffffu, 0u, 1u}) {
         const std::uint32_t bits = oracle::float_bits(at) + step;
@@ -86,16 +87,16 @@ __attribute__((target("f16c"))) Elements hardware_f16_of(const Elements& x) {
   const std::vector<float> floats = floats_of(x);
   Elements y;
   for (const float v : floats)
-    y.push_back(static_cast<std::uint16_t>(_mm_extract_epi16(
-        _mm_cvtps_ph(_mm_set_ss(v), _MM_FROUND_TO_NEAREST_INT), 0)));
+    y.push_back(static_cast<std::uint16_t>(
+        _mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(v), _MM_FROUND_TO_NEAREST_INT), 0)));
   return y;
 }
 
 __attribute__((target("f16c"))) Elements hardware_f32_of(const Elements& halves) {
   Elements y;
   for (const std::uint32_t h : halves)
-    y.push_back(static_cast<std::uint32_t>(_mm_cvtsi128_si32(
-        _mm_castps_si128(_mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(h)))))));
+    y.push_back(static_cast<std::uint32_t>(
+        _mm_cvtsi128_si32(_mm_castps_si128(_mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(h)))))));
   return y;
 }
 
@@ -134,10 +135,10 @@ TEST_CASE("codec casts: stores to 16 bits round to nearest even at every boundar
   for (const DType t : {DType::kBF16, DType::kF16}) {
     const Elements x = decisive_floats(t);
     Elements expected;
-    for (const std::uint32_t v : x) expected.push_back(oracle::cast_bits(t, oracle::float_value(v)));
-    for_each_row([&](const auto& row) {
-      CHECK(same(stored(t, x, row.store_sum[index_of(t)]), expected));
-    });
+    for (const std::uint32_t v : x)
+      expected.push_back(oracle::cast_bits(t, oracle::float_value(v)));
+    for_each_row(
+        [&](const auto& row) { CHECK(same(stored(t, x, row.store_sum[index_of(t)]), expected)); });
   }
 }
 
@@ -257,7 +258,8 @@ TEST_CASE("codec casts: sums are fp32 sums; NaN of any origin is one NaN") {
       sums.push_back(special ? static_cast<std::uint32_t>(random())
                              : codec_test::finite_bits(DType::kF32, random));
       expected.push_back(oracle::bits_of(
-          DType::kF32, static_cast<float>(oracle::float_value(sums.back()) + oracle::value(t, x.back()))));
+          DType::kF32,
+          static_cast<float>(oracle::float_value(sums.back()) + oracle::value(t, x.back()))));
     }
     x.insert(x.end(), {oracle::bits_of(t, INFINITY), oracle::bits_of(t, -0.0)});
     sums.insert(sums.end(), {0xff800000u, 0x80000000u});

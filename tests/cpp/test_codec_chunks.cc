@@ -91,8 +91,7 @@ TEST_CASE("codec chunks: bf16 halves fp32 and leaves bf16 alone") {
     const oracle::Elements y = codec_test::get(t, out.data(), 77);
     for (std::size_t i = 0; i < 77; ++i) {
       const double v = oracle::value(t, x[i]);
-      const double through = oracle::value(
-          DType::kBF16, oracle::saturated_bits(DType::kBF16, v));
+      const double through = oracle::value(DType::kBF16, oracle::saturated_bits(DType::kBF16, v));
       if (std::isnan(v))
         CHECK(std::isnan(oracle::value(t, y[i])));
       else
@@ -110,15 +109,18 @@ TEST_CASE("codec chunks: a wrong size, alignment, type or codec is an error that
       "codec::encode of 500 float32 elements by int8:256: the chunk holds 512 bytes, expected "
       "exactly 528";
   CHECK(error_of([&] { codec::encode(int8, DType::kF32, x, 500, {chunk, 512}); }) == size);
-  CHECK(error_of([&] { codec::encode(int8, DType::kF32, x, 500, {chunk, 544}); })
-            .ends_with("holds 544 bytes, expected exactly 528"));
+  CHECK(error_of([&] {
+          codec::encode(int8, DType::kF32, x, 500, {chunk, 544});
+        }).ends_with("holds 544 bytes, expected exactly 528"));
   CHECK(error_of([&] { codec::decode(int8, DType::kBF16, {chunk, 16}, 500, x); }) ==
         "codec::decode of 500 bfloat16 elements by int8:256: the chunk holds 16 bytes, expected "
         "exactly 528");
-  CHECK(error_of([&] { codec::decode_add(int8, DType::kF32, {chunk, 0}, 500, x); })
-            .starts_with("codec::decode_add of 500 float32 elements by int8:256: the chunk holds 0"));
-  CHECK(error_of([&] { codec::encode(int8, DType::kF32, x, 500, {chunk + 4, 528}); })
-            .ends_with("the chunk lies 4 bytes past a 16-byte boundary, expected on one"));
+  CHECK(error_of([&] {
+          codec::decode_add(int8, DType::kF32, {chunk, 0}, 500, x);
+        }).starts_with("codec::decode_add of 500 float32 elements by int8:256: the chunk holds 0"));
+  CHECK(error_of([&] {
+          codec::encode(int8, DType::kF32, x, 500, {chunk + 4, 528});
+        }).ends_with("the chunk lies 4 bytes past a 16-byte boundary, expected on one"));
   CHECK(error_of([&] { codec::encode(int8, DType::kI64, x, 1, {chunk, 32}); }) ==
         "codec::encode of 1 int64 elements by int8:256: the codec takes float32, bfloat16 and "
         "float16 only; use exact");
@@ -128,8 +130,9 @@ TEST_CASE("codec chunks: a wrong size, alignment, type or codec is an error that
     const CodecSpec odd{.kind = CodecSpec::Kind::kInt,
                         .bits = static_cast<std::uint8_t>(bits),
                         .block = static_cast<std::uint16_t>(block)};
-    CHECK(error_of([&] { codec::encode(odd, DType::kF32, x, 64, {chunk, 80}); })
-              .ends_with("no such codec"));
+    CHECK(error_of([&] {
+            codec::encode(odd, DType::kF32, x, 64, {chunk, 80});
+          }).ends_with("no such codec"));
   }
 }
 
@@ -170,8 +173,9 @@ TEST_CASE("forced row in a child" * doctest::skip()) {
 }
 
 TEST_CASE("unknown forced row in a child" * doctest::skip()) {
-  REQUIRE(error_of([] { codec::best(); })
-              .starts_with("QCOLL_FORCE_ISA: no kernel row \"v5\"; this machine runs: reference"));
+  REQUIRE(error_of([] {
+            codec::best();
+          }).starts_with("QCOLL_FORCE_ISA: no kernel row \"v5\"; this machine runs: reference"));
 }
 
 TEST_CASE("codec chunks: QCOLL_FORCE_ISA forces the row that runs") {

@@ -81,20 +81,20 @@ inline std::uint32_t finite_bits(DType t, Random& random) {
 }
 
 enum class Kind {
-  kGaussian,       // of any magnitude that the type has
-  kAnyBits,        // extreme spread
-  kSubnormal,      // of the type
-  kNearTiny,       // around the magnitude below which the scale is 0
-  kZeros,          // of both signs
-  kNearMax,        // at and around the largest finite value
-  kEqual,          // one value
-  kBothSigns,      // +m and -m among smaller ones
-  kTies,           // elements half way between two codes
-  kOneNonZero,     //
-  kNaN,            // one of any sign and payload
-  kInf,            // one of either sign
-  kInfAndNaN,      //
-  kNaNBits,        // nothing but NaN, signalling ones too
+  kGaussian,    // of any magnitude that the type has
+  kAnyBits,     // extreme spread
+  kSubnormal,   // of the type
+  kNearTiny,    // around the magnitude below which the scale is 0
+  kZeros,       // of both signs
+  kNearMax,     // at and around the largest finite value
+  kEqual,       // one value
+  kBothSigns,   // +m and -m among smaller ones
+  kTies,        // elements half way between two codes
+  kOneNonZero,  //
+  kNaN,         // one of any sign and payload
+  kInf,         // one of either sign
+  kInfAndNaN,   //
+  kNaNBits,     // nothing but NaN, signalling ones too
 };
 inline constexpr int kKinds = 14;
 
@@ -138,8 +138,8 @@ inline void fill_extremes(Kind kind, DType t, int bits, Elements& x, Random& ran
 inline Elements block_of(Kind kind, DType t, int bits, std::size_t n, Random& random) {
   const oracle::Format f = oracle::format_of(t);
   const int span = f.max_exponent - f.min_exponent - 4;
-  const double magnitude = std::ldexp(
-      1.0, f.min_exponent + static_cast<int>(random() % static_cast<unsigned>(span)));
+  const double magnitude =
+      std::ldexp(1.0, f.min_exponent + static_cast<int>(random() % static_cast<unsigned>(span)));
   const std::uint32_t equal = finite_bits(t, random);
   const double sign[2] = {1.0, -1.0};
   Elements x(n);
@@ -153,8 +153,7 @@ inline Elements block_of(Kind kind, DType t, int bits, std::size_t n, Random& ra
         v = finite_bits(t, random);
         break;
       case Kind::kSubnormal:
-        v = oracle::cast_bits(t, plus_minus * uniform(random) *
-                                     std::ldexp(1.0, f.min_exponent));
+        v = oracle::cast_bits(t, plus_minus * uniform(random) * std::ldexp(1.0, f.min_exponent));
         break;
       case Kind::kNearTiny:
         v = oracle::cast_bits(

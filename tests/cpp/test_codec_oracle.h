@@ -87,8 +87,7 @@ inline std::uint32_t bits_of(DType t, double v) {
   std::frexp(v, &exponent);
   const int unit = std::max(exponent - 1, f.min_exponent);
   // 2^mantissa_bits and more for normal values: the carry adds the exponent field.
-  const auto significand =
-      static_cast<int>(std::ldexp(std::fabs(v), f.mantissa_bits - unit));
+  const auto significand = static_cast<int>(std::ldexp(std::fabs(v), f.mantissa_bits - unit));
   const int field = unit - f.min_exponent;
   return sign | static_cast<std::uint32_t>((field << f.mantissa_bits) + significand);
 }
@@ -97,9 +96,8 @@ inline std::uint32_t cast_bits(DType t, double v) { return bits_of(t, rounded(t,
 
 // Clamped to the largest finite value first: no Inf from a finite value.
 inline std::uint32_t saturated_bits(DType t, double v) {
-  return std::isfinite(v) && std::fabs(v) > largest(t)
-             ? bits_of(t, std::copysign(largest(t), v))
-             : cast_bits(t, v);
+  return std::isfinite(v) && std::fabs(v) > largest(t) ? bits_of(t, std::copysign(largest(t), v))
+                                                       : cast_bits(t, v);
 }
 
 // ---- blocks ------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 // Every row of the kernel table returns the bits of the scalar reference.
 #include <doctest/doctest.h>
+#include <immintrin.h>
 
 #include <algorithm>
 #include <string>
@@ -40,8 +41,7 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-// All memory ends at an inaccessible page. With `skew` the elements lie that many bytes off the
-// alignment they would have, so that no vector is aligned.
+// All memory ends at an inaccessible page, so that the elements of most lengths lie unaligned.
 Result run(const codec::Kernels& row, CodecSpec spec, DType t, const Elements& x) {
   const std::size_t n = x.size(), size = element_bytes(t);
   const Guarded in(n * size), out(n * size), sums(n * 4);
@@ -53,8 +53,7 @@ Result run(const codec::Kernels& row, CodecSpec spec, DType t, const Elements& x
     std::memcpy(sums.data() + 4 * i, &kinds[i % 5], 4);
   }
   Result r;
-  r.non_finite =
-      codec::encode(spec, t, in.data(), n, Bytes(chunk.data(), chunk.size()), row);
+  r.non_finite = codec::encode(spec, t, in.data(), n, Bytes(chunk.data(), chunk.size()), row);
   codec::decode(spec, t, ConstBytes(chunk.data(), chunk.size()), n, out.data(), row);
   codec::decode_add(spec, t, ConstBytes(chunk.data(), chunk.size()), n,
                     reinterpret_cast<float*>(sums.data()), row);
@@ -95,8 +94,7 @@ TEST_CASE("codec rows: every length from 0 to two blocks and one") {
   for_each_type_and_width([&](DType t, int bits) {
     for (const std::size_t block : {32, 64, 96, 128, 256})
       for (std::size_t n = 0; n <= 2 * block + 1; ++n)
-        check_all_rows(int_codec(bits, block), t,
-                       codec_test::mixture(t, bits, block, n, random));
+        check_all_rows(int_codec(bits, block), t, codec_test::mixture(t, bits, block, n, random));
   });
 }
 
@@ -106,21 +104,50 @@ TEST_CASE("codec rows: blocks of every kind, alone and whole") {
     for (const std::size_t block : {32, 128, 256, 4096})
       for (int kind = 0; kind < codec_test::kKinds; ++kind)
         for (int round = 0; round < 4; ++round)
-          check_all_rows(int_codec(bits, block), t,
-                         codec_test::block_of(static_cast<codec_test::Kind>(kind), t, bits,
-                                              block, random));
+          check_all_rows(
+              int_codec(bits, block), t,
+              codec_test::block_of(static_cast<codec_test::Kind>(kind), t, bits, block, random));
   });
 }
 
 TEST_CASE("codec rows: lengths around tiles of large blocks, and a large tensor") {
   codec_test::Random random(3);
   for_each_type_and_width([&](DType t, int bits) {
-    for (const auto& [block, n] :
-         {std::tuple{512, 4095}, {1024, 2049}, {1056, 4000}, {2048, 6143}, {2080, 4161},
-          {4064, 8191}, {4096, 4097}, {4096, 12288}, {32, 2079}, {32, 4129}, {256, 300'007}})
+    for (const auto& [block, n] : {std::tuple{512, 4095},
+                                   {1024, 2049},
+                                   {1056, 4000},
+                                   {2048, 6143},
+                                   {2080, 4161},
+                                   {4064, 8191},
+                                   {4096, 4097},
+                                   {4096, 12288},
+                                   {32, 2079},
+                                   {32, 4129},
+                                   {256, 300'007}})
       check_all_rows(int_codec(bits, static_cast<std::size_t>(block)), t,
                      codec_test::mixture(t, bits, static_cast<std::size_t>(block),
                                          static_cast<std::size_t>(n), random));
+  });
+}
+
+TEST_CASE("codec rows: flush-to-zero modes change no encoded byte and no decoded value") {
+  constexpr unsigned kFlush = 0x8040;  // FTZ and DAZ
+  codec_test::Random random(6);
+  for_each_type_and_width([&](DType t, int bits) {
+    for (int round = 0; round < 60; ++round) {
+      const CodecSpec spec = int_codec(bits, 64);
+      const Elements x = codec_test::mixture(t, bits, 64, 1000, random);
+      const Result expected = run(codec::reference(), spec, t, x);
+      for (const codec::Kernels* row : codec::rows()) {
+        const unsigned mode = _mm_getcsr();
+        _mm_setcsr(mode | kFlush);
+        const Result got = run(*row, spec, t, x);
+        _mm_setcsr(mode);
+        INFO(name(*row, spec, t, x.size()));
+        CHECK(got.chunk == expected.chunk);
+        CHECK(got.decoded == expected.decoded);
+      }
+    }
   });
 }
 
@@ -158,8 +185,7 @@ TEST_CASE("codec rows: casts, sums and stores of any bits and any length") {
     for (const std::size_t n : {0, 1, 7, 15, 16, 17, 31, 33, 63, 64, 65, 100, 1000, 20'011}) {
       const Guarded x(n * element_bytes(t)), halves(2 * n), floats(4 * n);
       for (const Guarded* g : {&x, &halves, &floats})
-        for (std::size_t i = 0; i < g->size(); ++i)
-          g->data()[i] = static_cast<std::byte>(random());
+        for (std::size_t i = 0; i < g->size(); ++i) g->data()[i] = static_cast<std::byte>(random());
       const auto* as_bf16 = reinterpret_cast<const std::uint16_t*>(halves.data());
       const auto* as_f32 = reinterpret_cast<const float*>(floats.data());
       const auto outputs = [&](const codec::Kernels& row) {

@@ -83,9 +83,7 @@ void for_each_type_and_width(const Body& body) {
     }
 }
 
-Elements constant(DType t, double v, std::size_t n) {
-  return Elements(n, oracle::cast_bits(t, v));
-}
+Elements constant(DType t, double v, std::size_t n) { return Elements(n, oracle::cast_bits(t, v)); }
 
 double magnitude_of(DType t, const Elements& x) {
   double m = 0;
@@ -158,8 +156,7 @@ TEST_CASE("codec rules: mantissas all over the range encode alike in every row a
         for (std::uint32_t k = 1; k < 32; ++k) x.push_back((v - k * 0x29b51u) ^ (k << 31));
       }
     }
-    const auto expected =
-        oracle::chunk_of(bits, oracle::encode_blocks(bits, 32, DType::kF32, x));
+    const auto expected = oracle::chunk_of(bits, oracle::encode_blocks(bits, 32, DType::kF32, x));
     for (const codec::Kernels* row : codec::rows()) {
       INFO("int" << bits << " " << row->isa);
       const bool same = Chunk(int_codec(bits, 32), DType::kF32, x, *row).bytes() == expected;
@@ -205,7 +202,8 @@ TEST_CASE("codec rules: below 2^(bits-126) a block is zero, from there on it is 
       const std::uint32_t least = oracle::bits_of(t, std::ldexp(1.0, bits - 126));
       for (const std::uint32_t sign : {0u, t == DType::kF32 ? 0x80000000u : 0x8000u}) {
         const CodecSpec spec = int_codec(bits, 32);
-        const Elements below = reference_chunk(spec, t, Elements(32, sign | (least - 1))).decoded(t);
+        const Elements below =
+            reference_chunk(spec, t, Elements(32, sign | (least - 1))).decoded(t);
         CHECK(below == Elements(32, 0));  // +0
         const Elements from = reference_chunk(spec, t, Elements(32, sign | least)).decoded(t);
         CHECK(from == Elements(32, sign | least));
@@ -235,7 +233,8 @@ TEST_CASE("codec rules: a finite input never decodes to Inf, nor does it come ba
       const Elements x = codec_test::block_of(kind, t, bits, 64, random);
       Chunk chunk = reference_chunk(int_codec(bits, 64), t, x);
       for (const DType out : kTypes)
-        for (const std::uint32_t y : chunk.decoded(out)) CHECK(std::isfinite(oracle::value(out, y)));
+        for (const std::uint32_t y : chunk.decoded(out))
+          CHECK(std::isfinite(oracle::value(out, y)));
     }
     const Elements top(64, oracle::bits_of(t, oracle::largest(t)));
     CHECK(reference_chunk(int_codec(bits, 64), t, top).decoded(t) == top);
@@ -268,9 +267,11 @@ TEST_CASE("codec rules: encoding what was decoded gives the same bytes where pro
     if (to == DType::kF16) return m >= 0x1p-17 && m <= 65504;
     return from == to || m < oracle::float_value(0x7f7f8000u);
   };
-  for (const auto& [from, to] :
-       {std::tuple{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16},
-        {DType::kF32, DType::kBF16}, {DType::kF16, DType::kF16}, {DType::kF32, DType::kF16}})
+  for (const auto& [from, to] : {std::tuple{DType::kF32, DType::kF32},
+                                 {DType::kBF16, DType::kBF16},
+                                 {DType::kF32, DType::kBF16},
+                                 {DType::kF16, DType::kF16},
+                                 {DType::kF32, DType::kF16}})
     for (const int bits : {8, 4}) {
       int checked = 0;
       for (int round = 0; round < 8000; ++round) {
@@ -313,8 +314,8 @@ TEST_CASE("codec rules: the error stays within the bounds") {
         const oracle::Format f = oracle::format_of(t);
         const double half_ulp =
             std::ldexp(0.5, std::max(exponent - 1, f.min_exponent) - f.mantissa_bits);
-        const double bound = clamped ? (1 + std::ldexp(1.0, bits - 9)) * s
-                                     : (0.5 + std::ldexp(1.0, bits - 24)) * s;
+        const double bound =
+            clamped ? (1 + std::ldexp(1.0, bits - 9)) * s : (0.5 + std::ldexp(1.0, bits - 24)) * s;
         REQUIRE(std::fabs(in - out) <= bound + half_ulp);
       }
     }
@@ -330,9 +331,12 @@ TEST_CASE("codec rules: the relative error on Gaussian data is what the design m
     v = oracle::float_bits(codec_test::gaussian(random));
     power += std::pow(oracle::float_value(v), 2);
   }
-  for (const auto& [bits, block, expected] :
-       {std::tuple{4, 64, 0.0949}, {4, 128, 0.1031}, {4, 256, 0.1108}, {8, 64, 0.0059},
-        {8, 128, 0.0064}, {8, 256, 0.0069}}) {
+  for (const auto& [bits, block, expected] : {std::tuple{4, 64, 0.0949},
+                                              {4, 128, 0.1031},
+                                              {4, 256, 0.1108},
+                                              {8, 64, 0.0059},
+                                              {8, 128, 0.0064},
+                                              {8, 256, 0.0069}}) {
     Chunk chunk(int_codec(bits, static_cast<std::size_t>(block)), DType::kF32, x, codec::best());
     const Elements y = chunk.decoded(DType::kF32);
     double error = 0;

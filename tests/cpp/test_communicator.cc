@@ -185,7 +185,7 @@ TEST_CASE("all_to_all moves equal and unequal splits") {
               outputs.push_back(bytes_of(out[r]));
             }
             world.ranks[rank]->all_to_all(call_of("all_to_all", text, sequence), inputs, to, outputs,
-                                          from, equal);
+                                          from);
             for (int r = 0; r < world.size(); ++r) {
               const auto expected = random_values(elements(r, rank), r * 10 + rank);
               double worst = 0;

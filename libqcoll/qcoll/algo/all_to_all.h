@@ -20,7 +20,10 @@ struct Splits {
   std::vector<std::size_t> from;  // elements of each rank
   std::size_t chunk = 1;          // elements
 
-  std::size_t chunks(std::size_t elements) const { return ceil_div(elements, chunk); }
+  // At least one, empty if need be: both ends of every pair then compare their splits.
+  std::size_t chunks(std::size_t elements) const {
+    return std::max<std::size_t>(ceil_div(elements, chunk), 1);
+  }
   Piece piece(Rank peer, std::size_t elements, std::size_t index) const {
     const std::size_t begin = index * chunk;
     return {.slice = peer, .begin = begin, .count = std::min(chunk, elements - begin)};
@@ -42,11 +45,8 @@ void all_to_all(L& lane, const topo::Topology& topo, const Splits& splits) {
   for (int i = 1; i < size; ++i) {
     const Rank to = (me + i) % size;
     const Rank from = (me - i + size) % size;
-    if (splits.to[to] > 0)
-      plans.push_back(
-          {.tag = tag(to), .level = level_of_pair(topo, me, to), .readers = {to}});
-    if (splits.from[from] > 0)
-      plans.push_back({.tag = tag(me), .from = from, .level = level_of_pair(topo, me, from)});
+    plans.push_back({.tag = tag(to), .level = level_of_pair(topo, me, to), .readers = {to}});
+    plans.push_back({.tag = tag(me), .from = from, .level = level_of_pair(topo, me, from)});
   }
   lane.open(plans);
 

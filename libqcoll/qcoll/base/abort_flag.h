@@ -3,6 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 
@@ -25,10 +28,18 @@ class AbortFlag {
   }
   int fd() const { return event_.get(); }  // readable from the moment of raising, forever
 
+  // For what cannot poll: `told` runs once, in the thread that raises, or now if it has happened.
+  // Returns a number for unsubscribe, after which `told` is not running and will not run.
+  std::uint64_t subscribe(std::function<void(const TransportError&)> told);
+  void unsubscribe(std::uint64_t number);
+
  private:
   std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;
   std::optional<TransportError> cause_;
+  std::mutex telling_;  // held while subscribers run
+  std::uint64_t next_ = 1;
+  std::map<std::uint64_t, std::function<void(const TransportError&)>> subscribers_;
   Fd event_;
 };
 

@@ -153,9 +153,9 @@ QCOLL_ARITH std::uint16_t scale_of(float m) {
 QCOLL_ARITH bool is_finite_scale(std::uint16_t scale) { return (scale & 0x7fff) < 0x7f80; }
 
 // 1/s correctly rounded, and 0 for the scale 0: every code of its block is then 0.
-QCOLL_ARITH float reciprocal_of(std::uint16_t scale) {
-  const float reciprocal = div_rn(1.0f, bf16_to_f32(scale));
-  return (scale & 0x7fff) == 0 ? 0.0f : reciprocal;
+QCOLL_ARITH float reciprocal_of(float s) {
+  const float reciprocal = div_rn(1.0f, s);
+  return s == 0.0f ? 0.0f : reciprocal;
 }
 
 // 1.5 * 2^23. For |v| < 2^22 the bits of v + kRounder are kRounderBits + round-half-even(v).

@@ -1,17 +1,9 @@
-// One row of the kernel table; compiled once for each instruction set (cmake/isa_variants.cmake).
-// It includes nothing whose inline functions the compiler might emit here.
-#include <cstddef>
-#include <cstdint>
+// One row of the kernel table, compiled once for each instruction set (cmake/isa_variants.cmake).
+// The object exports the table alone: no inline function of a header may be emitted here
+// (tests/cpp/test_symbols.cmake).
+#include "qcoll/codec/block_kernels.inl"
 
-#include <immintrin.h>
-
-#include "qcoll/codec/arith.h"
 #include "qcoll/codec/codec.h"
-#include "qcoll/wire/layout.h"
-
-#include "qcoll/codec/element.inl"
-#include "qcoll/codec/block_kernels_x86.inl"
-#include "qcoll/codec/block_kernels.inl"  // after what it uses
 
 #define QCOLL_TEXT_(x) #x
 #define QCOLL_TEXT(x) QCOLL_TEXT_(x)

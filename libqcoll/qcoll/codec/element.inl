@@ -1,4 +1,11 @@
 // How the kernels see the three element types.
+#pragma once
+
+#include <cstdint>
+
+#include "qcoll/base/types.h"
+#include "qcoll/codec/arith.h"
+
 namespace qcoll::codec {
 namespace {
 

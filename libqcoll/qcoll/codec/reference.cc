@@ -83,7 +83,7 @@ std::size_t encode(const void* x, std::size_t count, std::size_t block, void* pa
     const std::size_t end = std::min(begin + block, count);
     const std::uint16_t scale = arith::scale_of<kBits>(extreme_of<kType>(x, begin, end));
     const bool finite = arith::is_finite_scale(scale);
-    const float reciprocal = arith::reciprocal_of(scale);
+    const float reciprocal = arith::reciprocal_of(arith::bf16_to_f32(scale));
     for (std::size_t i = begin; i < end; ++i)
       put_code<kBits>(codes, i,
                       finite ? arith::quantize_one<kBits>(load<kType>(x, i), reciprocal) : 0);
@@ -103,8 +103,8 @@ float decoded(const void* payload, std::size_t i, std::uint16_t scale, std::int3
 }
 
 template <int kBits, DType kType>
-void decode(const void* payload, const std::uint16_t* scales, std::size_t count,
-            std::size_t block, void* y) {
+void decode(const void* payload, const std::uint16_t* scales, std::size_t count, std::size_t block,
+            void* y) {
   for (std::size_t i = 0; i < count; ++i)
     store<kType>(decoded<kBits>(payload, i, scales[i / block], kMax<kType>), y, i);
 }

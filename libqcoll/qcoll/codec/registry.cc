@@ -56,8 +56,7 @@ Chunk<Byte> cut(const char* verb, wire::CodecSpec spec, DType dtype, std::size_t
                 std::span<Byte> encoded) {
   const auto fail = [&](const std::string& what) {
     throw UsageError(std::string("codec::") + verb + " of " + std::to_string(count) + " " +
-                     std::string(name_of(dtype)) + " elements by " + to_string(spec) + ": " +
-                     what);
+                     std::string(name_of(dtype)) + " elements by " + to_string(spec) + ": " + what);
   };
   if (!spec.exact() && !is_encodable(dtype))
     fail("the codec takes float32, bfloat16 and float16 only; use exact");
@@ -115,8 +114,7 @@ std::size_t encode(wire::CodecSpec spec, DType dtype, const void* x, std::size_t
       std::memcpy(chunk.payload, x, chunk.layout.payload_bytes);
       return 0;
     case wire::CodecSpec::Kind::kBf16:
-      kernels.to_bf16[index_of(dtype)](x, count,
-                                       reinterpret_cast<std::uint16_t*>(chunk.payload));
+      kernels.to_bf16[index_of(dtype)](x, count, reinterpret_cast<std::uint16_t*>(chunk.payload));
       return 0;
     case wire::CodecSpec::Kind::kInt:
       break;

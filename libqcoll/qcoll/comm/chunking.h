@@ -11,6 +11,7 @@
 
 #include "qcoll/algo/encoding.h"
 #include "qcoll/algo/reduce_scatter.h"
+#include "qcoll/algo/slices.h"
 #include "qcoll/topo/topology.h"
 #include "qcoll/wire/header.h"
 
@@ -55,11 +56,23 @@ inline std::size_t slot_bytes(wire::Collective collective, const topo::Topology&
   return 0;
 }
 
-inline Chunking choose_chunking(wire::Collective collective, const topo::Topology& topo,
-                                std::span<const wire::CodecSpec> codecs, DType dtype) {
+// The smallest number of elements that is whole blocks for every codec.
+inline std::size_t common_block(std::span<const wire::CodecSpec> codecs) {
   std::size_t block = 32;
   for (const auto& codec : codecs)
     block = std::lcm(block, std::max<std::size_t>(codec.block, 1));
+  return block;
+}
+
+// An all-reduce of `count` elements, cut into one slice for each rank; the last may be short.
+inline algo::Slices slices_to_reduce(std::size_t count, int ranks,
+                                     std::span<const wire::CodecSpec> codecs, std::size_t chunk) {
+  return {align_up(ceil_div(count, ranks), common_block(codecs)), count, chunk};
+}
+
+inline Chunking choose_chunking(wire::Collective collective, const topo::Topology& topo,
+                                std::span<const wire::CodecSpec> codecs, DType dtype) {
+  const std::size_t block = common_block(codecs);
   const bool reduces = collective == wire::Collective::kReduceScatter ||
                        collective == wire::Collective::kAllReduce;
   const std::size_t sums = reduces ? algo::sums_needed(topo) : 0;

@@ -147,10 +147,7 @@ void Communicator::all_reduce(const Call& call, Reduction reduction, std::byte* 
   Run run(*this, call, count * bytes);
   if (topo_.size() == 1) return reduce_alone(call.dtype, reduction, data, data, count);
   auto lane = lane_call(call, wire::Collective::kAllReduce, count, reduction);
-  std::size_t block = 16;  // elements; whole blocks of each codec in every slice
-  for (const auto& codec : lane.codecs)
-    block = std::lcm(block, std::max<std::size_t>(codec.block, 1));
-  const algo::Slices slices{align_up(ceil_div(count, topo_.size()), block), count, lane.chunk};
+  const algo::Slices slices = slices_to_reduce(count, topo_.size(), lane.codecs, lane.chunk);
   lane.outputs = slices_of(data, slices.length * bytes, topo_.size());
   lane.inputs.assign(lane.outputs.begin(), lane.outputs.end());
   const auto sums = accumulators(algo::sums_needed(topo_), lane.chunk);
@@ -161,7 +158,7 @@ void Communicator::all_reduce(const Call& call, Reduction reduction, std::byte* 
 
 void Communicator::all_to_all(const Call& call, std::vector<const std::byte*> inputs,
                               std::vector<std::size_t> to, std::vector<std::byte*> outputs,
-                              std::vector<std::size_t> from, bool equal) {
+                              std::vector<std::size_t> from) {
   std::size_t elements = 0;
   for (const std::size_t n : to) elements += n;
   Run run(*this, call, elements * element_bytes(call.dtype));
@@ -169,7 +166,7 @@ void Communicator::all_to_all(const Call& call, std::vector<const std::byte*> in
     std::memcpy(outputs[0], inputs[0], to[0] * element_bytes(call.dtype));
     return;
   }
-  auto lane = lane_call(call, wire::Collective::kAllToAll, equal ? to[0] : 0);
+  auto lane = lane_call(call, wire::Collective::kAllToAll, 0);
   lane.inputs = std::move(inputs);
   lane.outputs = std::move(outputs);
   const algo::Splits splits{std::move(to), std::move(from), lane.chunk};

@@ -51,11 +51,10 @@ class Communicator {
   void reduce_scatter(const Call& call, Reduction reduction, std::vector<const std::byte*> inputs,
                       std::byte* output, std::size_t count);
   void all_reduce(const Call& call, Reduction reduction, std::byte* data, std::size_t count);
-  // inputs[r], to[r]: what goes to rank r; outputs[r], from[r]: what comes from it. `equal`: all
-  // splits of all ranks are the same, so that the count can be compared between ranks.
+  // inputs[r], to[r]: elements that go to rank r; outputs[r], from[r]: that come from it.
   void all_to_all(const Call& call, std::vector<const std::byte*> inputs,
                   std::vector<std::size_t> to, std::vector<std::byte*> outputs,
-                  std::vector<std::size_t> from, bool equal);
+                  std::vector<std::size_t> from);
 
   const topo::Topology& topology() const { return topo_; }
   Stats& stats() { return stats_; }

@@ -1,6 +1,9 @@
 #include "qcoll/comm/group.h"
 
 #include <poll.h>
+#include <unistd.h>
+
+#include <thread>
 
 namespace qcoll::comm {
 namespace {
@@ -24,7 +27,8 @@ TransportError best_cause(const ConnectionLost& error, transport::NetMesh& mesh)
 
 }  // namespace
 
-Group::Group(transport::Rendezvous& store, const GroupConfig& config) : options_(config.options) {
+Group::Group(transport::Rendezvous& store, const GroupConfig& config)
+    : owner_pid_(::getpid()), options_(config.options) {
   const Deadline deadline(config.timeout);
   std::string agreement = options_.to_string();
   if (!config.agreement.empty()) agreement += "; " + config.agreement;
@@ -90,7 +94,13 @@ std::uint64_t Group::begin_delegated(const std::string& text) {
   check_usable();
   const std::uint64_t sequence = log_.add(text);
   log_.started(sequence);
+  ++delegated_;
   return sequence;
+}
+
+void Group::end_delegated(std::uint64_t sequence) {
+  log_.finished(sequence);
+  --delegated_;
 }
 
 void Group::check_usable() const {
@@ -121,8 +131,13 @@ void Group::abort(const std::string& reason) { fail(TransportError(reason)); }
 void Group::fail(const TransportError& cause) { mesh_->links().abort(cause); }
 
 void Group::shutdown(Clock::duration grace) {
-  if (mesh_->links().left()) return;
-  if (!worker_.wait_idle_for(grace)) {
+  // A forked child holds a copy of everything but the threads; the group is its parent's.
+  if (owner_pid_ != ::getpid() || mesh_->links().left()) return;
+  const Deadline deadline(grace);
+  const bool idle = worker_.wait_idle_for(grace);
+  while (delegated_in_flight() > 0 && !deadline.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!idle || delegated_in_flight() > 0) {
     abort("rank " + std::to_string(comm_->topology().rank()) +
           " shut the process group down with calls still in flight");
     worker_.wait_idle();

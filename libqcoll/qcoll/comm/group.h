@@ -2,6 +2,7 @@
 // the error contract (docs/errors.md): the first failure reaches every rank and every later call.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -54,7 +55,8 @@ class Group {
 
   // Numbers a call that runs elsewhere (on the delegate) and records its course.
   std::uint64_t begin_delegated(const std::string& text);
-  void end_delegated(std::uint64_t sequence) { log_.finished(sequence); }
+  void end_delegated(std::uint64_t sequence);
+  int delegated_in_flight() const { return delegated_.load(); }
   std::uint64_t latest_sequence() const { return log_.latest(); }
 
   // Throws the error that later calls get once the group has failed.
@@ -75,12 +77,14 @@ class Group {
  private:
   void execute(std::uint64_t sequence, const Body& body, const Done& done);
 
+  const int owner_pid_;
   const Options options_;
   transport::OperationLog log_;
   std::unique_ptr<transport::NetMesh> mesh_;
   std::vector<std::string> node_labels_;
   std::unique_ptr<Communicator> comm_;
   std::mutex enqueue_mutex_;
+  std::atomic<int> delegated_{0};
   Worker worker_;
 };
 

@@ -37,7 +37,9 @@ std::string why_exact(const Options& options, const ThreadPolicy& thread, const 
   if (facts.collective == wire::Collective::kAllGather &&
       std::find(dtypes.begin(), dtypes.end(), facts.dtype) == dtypes.end())
     return "dtype " + std::string(name_of(facts.dtype)) + " is not in option all_gather_dtypes";
-  if (facts.bytes < options.min_bytes)
+  // Splits differ between ranks, so that their sizes cannot decide.
+  const bool sized = facts.collective != wire::Collective::kAllToAll;
+  if (sized && facts.bytes < options.min_bytes)
     return "smaller than option min_bytes=" + std::to_string(options.min_bytes);
   if (options.scope == Scope::kAcrossNodes && !facts.spans_nodes)
     return "group inside one node (option scope=across_nodes)";

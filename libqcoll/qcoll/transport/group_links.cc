@@ -57,7 +57,7 @@ void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& dea
   std::unique_lock lock(mutex_);
   const auto missing = [&] {
     Rank peer = rank_ + 1;
-    while (peer < static_cast<Rank>(links_.size()) && links_[peer].fd) ++peer;
+    while (peer < static_cast<Rank>(links_.size()) && links_[peer].opened) ++peer;
     return peer;
   };
   const auto all_here = [&] {
@@ -125,8 +125,9 @@ bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
     bell_.ring();
     return true;
   }
-  if (links_[from].fd) return false;
+  if (links_[from].opened) return false;
   links_[from].fd = std::move(fd);
+  links_[from].opened = true;
   arrived_.notify_all();
   return true;
 }

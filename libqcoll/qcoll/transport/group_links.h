@@ -63,6 +63,7 @@ class GroupLinks {
   enum class Message : std::uint8_t { kGoodbye = 1, kAbort = 2, kQuestion = 3, kAnswer = 4 };
   struct Link {
     Fd fd;
+    bool opened = false;  // even if it ended since
     std::vector<std::byte> received;
     std::vector<std::byte> unsent;
     std::string answer;  // the peer's state, from the last probe

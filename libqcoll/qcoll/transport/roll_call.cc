@@ -47,6 +47,8 @@ std::map<std::string, std::string> parse_pairs(const std::string& text, char sep
   return pairs;
 }
 
+std::string record_key(Rank rank) { return "qcoll/rank/" + std::to_string(rank); }
+
 std::string serialize(const Identity& id) {
   std::ostringstream text;
   text << "rank=" << id.rank << "\nnode=" << id.node << "\nhost=" << id.host
@@ -58,6 +60,8 @@ std::string serialize(const Identity& id) {
 
 Identity parse_identity(const std::string& text) {
   auto pairs = parse_pairs(text, '\n');
+  if (const auto refusal = pairs.find("refusal"); refusal != pairs.end())
+    throw UsageError("another rank cannot join the group: " + refusal->second);
   Identity id;
   try {
     id.rank = std::stoi(pairs.at("rank"));
@@ -157,13 +161,17 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline)
   return shared;
 }
 
+void refuse_to_join(Rendezvous& store, Rank rank, std::string reason) {
+  std::replace(reason.begin(), reason.end(), '\n', ' ');
+  store.set(record_key(rank), "refusal=rank " + std::to_string(rank) + ": " + reason + "\n");
+}
+
 std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
                                 const Deadline& deadline) {
-  const auto key = [](Rank rank) { return "qcoll/rank/" + std::to_string(rank); };
-  store.set(key(mine.rank), serialize(mine));
+  store.set(record_key(mine.rank), serialize(mine));
   std::vector<Identity> all;
   for (Rank rank = 0; rank < size; ++rank)
-    all.push_back(rank == mine.rank ? mine : parse_identity(store.get(key(rank), deadline)));
+    all.push_back(rank == mine.rank ? mine : parse_identity(store.get(record_key(rank), deadline)));
   check_agreement(all);
   return all;
 }

@@ -51,4 +51,8 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline)
 std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
                                 const Deadline& deadline);
 
+// Instead of roll_call, by a rank that cannot take part: the others then fail at once with the
+// reason, not after their timeout.
+void refuse_to_join(Rendezvous& store, Rank rank, std::string reason);
+
 }  // namespace qcoll::transport

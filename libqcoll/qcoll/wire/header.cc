@@ -91,8 +91,8 @@ std::string describe(const Envelope& envelope) {
   text += " #" + std::to_string(envelope.sequence) + " (";
   if (envelope.op != ReduceOp::kNone) text += std::string(name_of(envelope.op)) + ", ";
   text += std::string(name_of(envelope.dtype)) + ", ";
-  text += envelope.collective == Collective::kAllToAll && envelope.count == 0
-              ? "unequal splits)"
+  text += envelope.collective == Collective::kAllToAll
+              ? "splits by rank)"
               : std::to_string(envelope.count) + " elements per rank)";
   return text;
 }

@@ -33,7 +33,7 @@ struct Envelope {
   Collective collective = Collective::kAllGather;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kByte;
-  std::uint64_t count = 0;  // elements of a slice (0: unequal splits)
+  std::uint64_t count = 0;  // elements of a slice; 0 for all-to-all, whose splits differ
   std::uint32_t generation = 0;
 
   friend bool operator==(const Envelope&, const Envelope&) = default;

@@ -1,0 +1,63 @@
+# make demo       the main job: train through gloo and through qcoll, table and picture
+# make test       the whole test suite, with lint (minutes)
+# make test-full  adds the long tests
+# All set-up happens on first use: system packages (Debian, as root), .venv, build, install.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find libqcoll cpp cmake python -type f ! -name '*.pyc' ! -name '*.so') \
+           CMakeLists.txt pyproject.toml
+CXX_FILES = $(shell git ls-files '*.h' '*.cc' '*.inl')
+
+.PHONY: demo test test-full lint format install clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m examples.demo $(DEMO_ARGS)
+
+test: lint $(VENV)/.installed-tests
+	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+
+test-full: lint $(VENV)/.installed-tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+install: $(VENV)/.installed
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build $(VENV) demo_out
+
+$(VENV)/.system: scripts/system_packages.sh
+	scripts/system_packages.sh
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.python: $(VENV)/.system pyproject.toml
+	$(BIN)/pip install --quiet "$(TORCH)" numpy
+	$(BIN)/pip install --quiet scikit-build-core cmake ninja matplotlib rich
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.python $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps .
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.python
+	$(BIN)/pip install --quiet ruff==0.17.6 mypy==2.4.1 clang-format==23.1.5
+	touch $@
+
+$(VENV)/.installed-tests: $(VENV)/.python $(SOURCES) $(shell find tests/cpp -type f)
+	$(BIN)/pip install --quiet pytest pytest-timeout hypothesis
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps \
+	    --config-settings=cmake.define.QCOLL_TESTS=ON .
+	touch $@ $(VENV)/.installed

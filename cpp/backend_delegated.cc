@@ -1,0 +1,159 @@
+// The verbs that qcoll does not change: they keep the delegate's behaviour, and gain qcoll's
+// sequence numbers and errors. A delegated call ends when the delegate's does or when the group is
+// aborted, whichever comes first; the delegate's own abort wakes nobody.
+#include <utility>
+
+#include "backend.h"
+#include "qcoll/base/error.h"
+#include "tensor_args.h"
+
+namespace qcoll::torch_binding {
+namespace {
+
+std::string reason_of(const c10::ivalue::Future& future) {
+  try {
+    std::rethrow_exception(future.exception_ptr());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+c10d::Backend& Backend::delegate_or_throw(const char* verb) const {
+  if (!delegate_)
+    throw UsageError("qcoll " + std::string(verb) +
+                     ": this communicator was made without a delegate backend, which this verb "
+                     "needs; use a torch.distributed process group");
+  return *delegate_;
+}
+
+Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const std::string& text,
+                                      const Tensors& inputs, Tensors outputs,
+                                      std::chrono::milliseconds timeout, bool async_op,
+                                      const Delegated& call) {
+  c10d::Backend& backend = delegate_or_throw(verb);
+  const std::uint64_t sequence =
+      group_->begin_delegated(std::string(verb) + "(" + text + ") on the delegate");
+  std::size_t bytes = 0;
+  for (const at::Tensor& tensor : inputs)
+    if (!tensor.is_sparse()) bytes += bytes_of(tensor);
+  comm::CollectiveStats stats{.calls = 1, .payload_bytes = bytes};
+  stats.exact_calls["delegated to " + backend.getBackendName()] = 1;
+  group_->stats().add(verb, stats);
+
+  // No title: the delegate's own work is in the profile already.
+  auto work = c10::make_intrusive<HostWork>(rank_, type, nullptr, inputs, std::move(outputs),
+                                            timeout_of(timeout));
+  work->set_sequence(sequence);
+  // While somebody waits, find out about ranks that made another call, which the delegate cannot.
+  work->set_stall_probe([group = group_] { group->probe(); });
+  const auto since = Clock::now();
+  Pointer<c10d::Work> inner;
+  try {
+    inner = call(backend);
+  } catch (...) {
+    group_->end_delegated(sequence);
+    throw;
+  }
+  const std::uint64_t subscription = group_->abort_flag().subscribe(
+      [work, sequence, since, group = group_.get()](const TransportError& cause) {
+        work->complete(std::make_exception_ptr(group->in_context(sequence, cause, since)));
+      });
+  inner->getFuture()->addCallback(
+      [work, sequence, since, subscription, group = group_](c10::ivalue::Future& future) {
+        group->end_delegated(sequence);
+        work->complete(future.hasError() ? std::make_exception_ptr(group->in_context(
+                                               sequence, TransportError(reason_of(future)), since))
+                                         : nullptr);
+        group->abort_flag().unsubscribe(subscription);
+      });
+  if (!async_op) work->wait(kNoTimeout);
+  return track(work);
+}
+
+Pointer<c10d::Work> Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  const at::Tensor& tensor = single(tensors, "broadcast");
+  require_cpu(tensor, "broadcast");
+  return delegate("broadcast", c10d::OpType::BROADCAST,
+                  text_of(tensor) + " from rank " + std::to_string(opts.rootRank), tensors,
+                  tensors, opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.broadcast(tensors, opts); });
+}
+
+Pointer<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
+                                              const c10d::AllreduceOptions& opts) {
+  return delegate("all_reduce", c10d::OpType::_ALLREDUCE_SPARSE, "sparse tensor", tensors, tensors,
+                  opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.allreduce_sparse(tensors, opts); });
+}
+
+Pointer<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  const at::Tensor& tensor = single(tensors, "reduce");
+  require_cpu(tensor, "reduce");
+  return delegate("reduce", c10d::OpType::REDUCE,
+                  text_of(opts.reduceOp) + ", " + text_of(tensor) + " to rank " +
+                      std::to_string(opts.rootRank),
+                  tensors, tensors, opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.reduce(tensors, opts); });
+}
+
+Pointer<c10d::Work> Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                 const c10d::AllgatherOptions& opts) {
+  Tensors flat;
+  for (const Tensors& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
+  return delegate("all_gather_coalesced", c10d::OpType::ALLGATHER_COALESCED,
+                  std::to_string(inputs.size()) + " tensors", inputs, std::move(flat),
+                  opts.timeout, opts.asyncOp, [&](c10d::Backend& gloo) {
+                    return gloo.allgather_coalesced(outputs, inputs, opts);
+                  });
+}
+
+Pointer<c10d::Work> Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                    const c10d::GatherOptions& opts) {
+  const at::Tensor& input = single(inputs, "gather");
+  require_cpu(input, "gather");
+  return delegate("gather", c10d::OpType::GATHER,
+                  text_of(input) + " to rank " + std::to_string(opts.rootRank), inputs,
+                  outputs.empty() ? Tensors{} : outputs[0], opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.gather(outputs, inputs, opts); });
+}
+
+Pointer<c10d::Work> Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                     const c10d::ScatterOptions& opts) {
+  const at::Tensor& output = single(outputs, "scatter");
+  require_cpu(output, "scatter");
+  return delegate("scatter", c10d::OpType::SCATTER,
+                  text_of(output) + " from rank " + std::to_string(opts.rootRank),
+                  inputs.empty() ? Tensors{} : inputs[0], outputs, opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.scatter(outputs, inputs, opts); });
+}
+
+Pointer<c10d::Work> Backend::barrier(const c10d::BarrierOptions& opts) {
+  return delegate("barrier", c10d::OpType::BARRIER, "", {}, {}, opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.barrier(opts); });
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  group_->check_usable();
+  delegate_or_throw("monitored_barrier").monitoredBarrier(opts, wait_all_ranks);
+}
+
+// Point to point calls are not collectives: they take no sequence numbers, and the delegate's own
+// work knows the source of a receive from any rank.
+Pointer<c10d::Work> Backend::send(Tensors& tensors, int to, int tag) {
+  group_->check_usable();
+  return track(delegate_or_throw("send").send(tensors, to, tag));
+}
+
+Pointer<c10d::Work> Backend::recv(Tensors& tensors, int from, int tag) {
+  group_->check_usable();
+  return track(delegate_or_throw("recv").recv(tensors, from, tag));
+}
+
+Pointer<c10d::Work> Backend::recvAnysource(Tensors& tensors, int tag) {
+  group_->check_usable();
+  return track(delegate_or_throw("recv").recvAnysource(tensors, tag));
+}
+
+}  // namespace qcoll::torch_binding

@@ -1,0 +1,43 @@
+// torch's Store as a rendezvous.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "qcoll/base/error.h"
+#include "qcoll/transport/rendezvous.h"
+
+namespace qcoll::torch_binding {
+
+class TorchStore final : public transport::Rendezvous {
+ public:
+  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
+  }
+
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    const auto left = std::chrono::milliseconds(deadline.poll_milliseconds(std::chrono::hours(24)));
+    try {
+      // A timeout of 0 means "forever" to some stores.
+      store_->wait({key}, std::max(left, std::chrono::milliseconds(1)));
+    } catch (const std::exception& error) {
+      throw TransportError("waiting for \"" + key +
+                           "\" in the rendezvous store; did every rank start, and does each reach "
+                           "the store? (" +
+                           std::string(error.what()).substr(0, 300) + ")");
+    }
+    const std::vector<std::uint8_t> value = store_->get(key);
+    return {value.begin(), value.end()};
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace qcoll::torch_binding

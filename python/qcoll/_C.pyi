@@ -1,0 +1,103 @@
+"""The compiled half."""
+
+import datetime
+from collections.abc import Sequence
+from typing import TypedDict
+
+import torch
+import torch.distributed as dist
+
+built_for_torch: str
+pybind11_internals_version: int
+
+class TransportError(dist.DistBackendError):
+    peer: int
+
+class WireBytes(TypedDict):
+    within_node: int
+    across_nodes: int
+
+class CollectiveStats(TypedDict):
+    calls: int
+    payload_bytes: int
+    wire_bytes: WireBytes
+    fallbacks: dict[str, int]
+    nonfinite_blocks: int
+    encode_seconds: float
+    decode_seconds: float
+    wait_seconds: float
+
+class Hop(TypedDict):
+    level: str
+    codec: str
+    ranks: int
+
+class Plan(TypedDict):
+    algorithm: str
+    topology: str
+    hops: list[Hop]
+    exact_because: str
+    payload_bytes: int
+    wire_bytes: WireBytes
+    node_across_nodes_bytes: int
+    chunk_elements: int
+    slots: int
+
+class Options(dist.Backend.Options):
+    given: dict[str, str]
+    _timeout: datetime.timedelta
+    def __init__(self) -> None: ...
+    def set(self, key: str, value: str) -> None: ...
+    def copy(self) -> Options: ...
+
+class ThreadPolicy:
+    def with_exact(self) -> ThreadPolicy: ...
+    def with_settings(self, settings: dict[str, str]) -> ThreadPolicy: ...
+    @staticmethod
+    def current() -> ThreadPolicy: ...
+    def apply(self) -> None: ...
+
+class Backend(dist.Backend):
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        options: Options,
+        delegate: dist.Backend | None,
+    ) -> None: ...
+    def all_gather_with(
+        self, output: torch.Tensor, input: torch.Tensor, codec: str | None, async_op: bool
+    ) -> dist.Work: ...
+    def reduce_scatter_with(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: dist.ReduceOp,
+        codec: str | None,
+        async_op: bool,
+    ) -> dist.Work: ...
+    def all_reduce_with(
+        self, tensor: torch.Tensor, op: dist.ReduceOp, codec: str | None, async_op: bool
+    ) -> dist.Work: ...
+    def all_to_all_with(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        codec: str | None,
+        async_op: bool,
+    ) -> dist.Work: ...
+    def explain(self, verb: str, numel: int, dtype: torch.dtype, codec: str | None) -> Plan: ...
+    def stats(self) -> dict[str, CollectiveStats]: ...
+    def reset_stats(self) -> None: ...
+    def describe(self) -> dict[str, object]: ...
+
+def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor: ...
+def decode(
+    bytes: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, codec: str
+) -> torch.Tensor: ...
+def isa() -> str: ...
+def isa_rows() -> list[str]: ...
+def shutdown_all(grace: datetime.timedelta) -> None: ...

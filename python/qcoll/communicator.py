@@ -1,0 +1,166 @@
+"""The engine without torch process groups."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from qcoll import _native
+from qcoll._register import shutdown_at_exit
+from qcoll.collectives import Op, reduce_op
+
+if TYPE_CHECKING:
+    from qcoll._C import CollectiveStats, Plan
+    from qcoll.options import Options
+
+Array = torch.Tensor | npt.NDArray[Any]
+_DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """The same memory as a tensor."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array)
+    raise TypeError(f"qcoll: expected a torch tensor or numpy array, got {type(array).__name__}")
+
+
+class Communicator:
+    """qcoll's collectives between ``size`` processes that share a torch ``Store``.
+
+    Takes CPU tensors and numpy arrays (which are read and written in place); every call blocks.
+    Options, environment, context managers and errors are those of the process-group backend.
+
+    Args:
+        store: any torch store that all ranks reach, under a prefix of its own.
+        rank, size: of this process, of all.
+        options: as ``pg_options``; the same on all ranks.
+        timeout: of forming the group and of each call.
+
+    Raises:
+        ValueError: options of ranks differ, or are not understood.
+        qcoll.TransportError: a rank did not come.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        options: Options | None = None,
+        timeout: datetime.timedelta = _DEFAULT_TIMEOUT,
+    ) -> None:
+        native = _native.load()
+        own = native.Options() if options is None else options.copy()
+        own._timeout = timeout
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._backend = native.Backend(store, rank, size, own, None)
+        shutdown_at_exit()
+
+    @classmethod
+    def from_mpi(
+        cls, comm: Any, options: Options | None = None, timeout: datetime.timedelta = _DEFAULT_TIMEOUT
+    ) -> Communicator:
+        """From an ``mpi4py`` communicator, ``MPI.COMM_WORLD`` or any other. MPI carries only the
+        address of a store that its rank 0 opens; all data travels by qcoll."""
+        rank, size = comm.Get_rank(), comm.Get_size()
+        if rank == 0:
+            store = dist.TCPStore("0.0.0.0", 0, size, True, timeout, wait_for_workers=False)
+            comm.bcast((socket.gethostname(), _addresses(), store.port), root=0)
+        else:
+            host, addresses, port = comm.bcast(None, root=0)
+            if host == socket.gethostname():
+                addresses = ["127.0.0.1", *addresses]
+            store = _first_that_answers(addresses, port, size, timeout)
+        return cls(dist.PrefixStore("qcoll-communicator", store), rank, size, options, timeout)
+
+    def all_gather(self, output: Array, input: Array, *, codec: str | None = None) -> None:
+        """As :func:`qcoll.all_gather_into_tensor`."""
+        self._backend.all_gather_with(_tensor(output), _tensor(input), codec, False)
+
+    def reduce_scatter(
+        self, output: Array, input: Array, *, op: Op = "sum", codec: str | None = None
+    ) -> None:
+        """As :func:`qcoll.reduce_scatter_tensor`."""
+        self._backend.reduce_scatter_with(
+            _tensor(output), _tensor(input), reduce_op(op), codec, False
+        )
+
+    def all_reduce(self, array: Array, *, op: Op = "sum", codec: str | None = None) -> None:
+        """As :func:`qcoll.all_reduce`."""
+        self._backend.all_reduce_with(_tensor(array), reduce_op(op), codec, False)
+
+    def all_to_all(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        *,
+        codec: str | None = None,
+    ) -> None:
+        """As :func:`qcoll.all_to_all_single`."""
+        self._backend.all_to_all_with(
+            _tensor(output),
+            _tensor(input),
+            list(output_split_sizes or ()),
+            list(input_split_sizes or ()),
+            codec,
+            False,
+        )
+
+    def explain(
+        self, verb: str, numel: int, dtype: torch.dtype, *, codec: str | None = None
+    ) -> Plan:
+        """As :func:`qcoll.explain`."""
+        return self._backend.explain(verb, numel, dtype, codec)
+
+    def stats(self) -> dict[str, CollectiveStats]:
+        """As :func:`qcoll.stats`."""
+        return self._backend.stats()
+
+    def abort(self) -> None:
+        """Fails the group on all ranks and wakes everything that waits."""
+        self._backend.abort()
+
+    def close(self) -> None:
+        """Leaves the group; calls in flight get a short grace."""
+        self._backend.shutdown()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _addresses() -> list[str]:
+    """This host's addresses, those that other hosts reach first."""
+    found = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+    return sorted((str(a) for a in found), key=lambda a: a.startswith("127.") or a == "::1")
+
+
+def _first_that_answers(
+    addresses: Sequence[str], port: int, size: int, timeout: datetime.timedelta
+) -> dist.Store:
+    errors = []
+    for address in addresses:
+        try:
+            socket.create_connection((address, port), timeout=5).close()
+        except OSError as error:
+            errors.append(f"{address}: {error}")
+            continue
+        return dist.TCPStore(address, port, size, False, timeout, wait_for_workers=False)
+    raise ConnectionError(
+        f"qcoll: rank 0's store does not answer on port {port} ({'; '.join(errors)})"
+    )
