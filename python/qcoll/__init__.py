@@ -14,16 +14,16 @@ from qcoll._register import autoload, register
 
 if TYPE_CHECKING:
     from qcoll._C import TransportError
-    from qcoll.codec import decode, encode
-    from qcoll.collectives import (
+    from qcoll._codec import decode, encode
+    from qcoll._collectives import (
         all_gather_into_tensor,
         all_reduce,
         all_to_all_single,
         reduce_scatter_tensor,
     )
-    from qcoll.communicator import Communicator
-    from qcoll.introspection import explain, reset_stats, stats
-    from qcoll.options import Options, exact, options
+    from qcoll._communicator import Communicator
+    from qcoll._introspection import explain, reset_stats, stats
+    from qcoll._options import Options, exact, options
 
 __version__ = "0.1.0"
 
@@ -47,20 +47,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Communicator": "communicator",
-    "Options": "options",
+    "Communicator": "_communicator",
+    "Options": "_options",
     "TransportError": "_C",
-    "all_gather_into_tensor": "collectives",
-    "all_reduce": "collectives",
-    "all_to_all_single": "collectives",
-    "decode": "codec",
-    "encode": "codec",
-    "exact": "options",
-    "explain": "introspection",
-    "options": "options",
-    "reduce_scatter_tensor": "collectives",
-    "reset_stats": "introspection",
-    "stats": "introspection",
+    "all_gather_into_tensor": "_collectives",
+    "all_reduce": "_collectives",
+    "all_to_all_single": "_collectives",
+    "decode": "_codec",
+    "encode": "_codec",
+    "exact": "_options",
+    "explain": "_introspection",
+    "options": "_options",
+    "reduce_scatter_tensor": "_collectives",
+    "reset_stats": "_introspection",
+    "stats": "_introspection",
 }
 
 
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(_native.load(), name)
     else:
         value = getattr(importlib.import_module(f"qcoll.{home}"), name)
-    globals()[name] = value  # also puts the function before its module of the same name
+    globals()[name] = value
     return value
 
 

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -99,6 +100,35 @@ TEST_CASE("codec chunks: bf16 halves fp32 and leaves bf16 alone") {
     }
     for (std::size_t i = 154; i < 160; ++i) CHECK(chunk.bytes()[i] == 0);
   }
+}
+
+TEST_CASE("codec chunks: five ones by int4 are the example of the wire format") {
+  const float x[5] = {1, 1, 1, 1, 1};
+  alignas(16) std::byte chunk[32];
+  codec::encode(parse_codec("int4:32"), DType::kF32, x, 5, {chunk, 32});
+  std::byte expected[32] = {};
+  for (int i = 0; i < 5; ++i) expected[i] = std::byte{0x08};
+  expected[17] = std::byte{0xbe};
+  CHECK(std::memcmp(chunk, expected, 32) == 0);
+}
+
+TEST_CASE("codec chunks: any Inf or NaN as a scale reads as a non-finite block") {
+  for (const std::uint16_t scale : {0x7fc0, 0x7f80, 0xff80, 0x7f81, 0xffff})
+    for (const char* codec : {"int8:32", "int4:32"})
+      for (const codec::Kernels* row : codec::rows()) {
+        alignas(16) std::byte chunk[48] = {};
+        const std::size_t size = codec[3] == '8' ? 48 : 32;
+        chunk[0] = std::byte{0x11};
+        std::memcpy(chunk + size - 16, &scale, 2);
+        const std::uint32_t nan = 0x7fc00000, other_nan = 0xffc12345;
+        std::uint32_t y[32] = {}, sum[32];
+        std::fill_n(sum, 32, other_nan);
+        codec::decode(parse_codec(codec), DType::kF32, {chunk, size}, 32, y, *row);
+        codec::decode_add(parse_codec(codec), DType::kF32, {chunk, size}, 32,
+                          reinterpret_cast<float*>(sum), *row);
+        CHECK(std::count(y, y + 32, nan) == 32);
+        CHECK(std::count(sum, sum + 32, nan) == 32);
+      }
 }
 
 TEST_CASE("codec chunks: a wrong size, alignment, type or codec is an error that says so") {

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from qcoll import _native
 from qcoll._register import shutdown_at_exit
-from qcoll.collectives import Op, reduce_op
+from qcoll._collectives import Op, reduce_op
 
 if TYPE_CHECKING:
     from qcoll._C import CollectiveStats, Plan
-    from qcoll.options import Options
+    from qcoll._options import Options
 
 Array = torch.Tensor | npt.NDArray[Any]
 _DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
