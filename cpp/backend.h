@@ -2,8 +2,6 @@
 // to a delegate, the device's own backend (gloo).
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <chrono>
 #include <functional>
 #include <map>
@@ -12,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "options.h"

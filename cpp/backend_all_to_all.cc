@@ -1,9 +1,8 @@
 // All-to-all, single tensors and lists, equal and unequal splits.
-#include "backend_native.h"
-
 #include <numeric>
 #include <utility>
 
+#include "backend_native.h"
 #include "qcoll/base/error.h"
 #include "tensor_args.h"
 

@@ -76,8 +76,8 @@ Pointer<c10d::Work> Backend::broadcast(Tensors& tensors, const c10d::BroadcastOp
   const at::Tensor& tensor = single(tensors, "broadcast");
   require_cpu(tensor, "broadcast");
   return delegate("broadcast", c10d::OpType::BROADCAST,
-                  text_of(tensor) + " from rank " + std::to_string(opts.rootRank), tensors,
-                  tensors, opts.timeout, opts.asyncOp,
+                  text_of(tensor) + " from rank " + std::to_string(opts.rootRank), tensors, tensors,
+                  opts.timeout, opts.asyncOp,
                   [&](c10d::Backend& gloo) { return gloo.broadcast(tensors, opts); });
 }
 
@@ -91,11 +91,11 @@ Pointer<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
 Pointer<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const at::Tensor& tensor = single(tensors, "reduce");
   require_cpu(tensor, "reduce");
-  return delegate("reduce", c10d::OpType::REDUCE,
-                  text_of(opts.reduceOp) + ", " + text_of(tensor) + " to rank " +
-                      std::to_string(opts.rootRank),
-                  tensors, tensors, opts.timeout, opts.asyncOp,
-                  [&](c10d::Backend& gloo) { return gloo.reduce(tensors, opts); });
+  return delegate(
+      "reduce", c10d::OpType::REDUCE,
+      text_of(opts.reduceOp) + ", " + text_of(tensor) + " to rank " + std::to_string(opts.rootRank),
+      tensors, tensors, opts.timeout, opts.asyncOp,
+      [&](c10d::Backend& gloo) { return gloo.reduce(tensors, opts); });
 }
 
 Pointer<c10d::Work> Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -103,8 +103,8 @@ Pointer<c10d::Work> Backend::allgather_coalesced(std::vector<Tensors>& outputs, 
   Tensors flat;
   for (const Tensors& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
   return delegate("all_gather_coalesced", c10d::OpType::ALLGATHER_COALESCED,
-                  std::to_string(inputs.size()) + " tensors", inputs, std::move(flat),
-                  opts.timeout, opts.asyncOp, [&](c10d::Backend& gloo) {
+                  std::to_string(inputs.size()) + " tensors", inputs, std::move(flat), opts.timeout,
+                  opts.asyncOp, [&](c10d::Backend& gloo) {
                     return gloo.allgather_coalesced(outputs, inputs, opts);
                   });
 }

@@ -1,8 +1,7 @@
 // All-gather in its four forms.
-#include "backend_native.h"
-
 #include <utility>
 
+#include "backend_native.h"
 #include "qcoll/base/error.h"
 #include "tensor_args.h"
 
@@ -20,9 +19,8 @@ Backend::Step Backend::gather_step(const NativeCall& call, const at::Tensor& out
   return make_step(call, output, bytes_of(output),
                    std::to_string(input.numel()) + " elements per rank",
                    [this, output, source](const comm::Call& c) {
-                     group_->communicator().all_gather(c, input_data(source),
-                                                       output_slices(output, size_),
-                                                       count_of(source));
+                     group_->communicator().all_gather(
+                         c, input_data(source), output_slices(output, size_), count_of(source));
                    });
 }
 
@@ -63,9 +61,8 @@ Pointer<c10d::Work> Backend::allgather_into_tensor_coalesced(Tensors& outputs, T
                         .timeout = opts.timeout,
                         .async_op = opts.asyncOp};
   if (outputs.size() != inputs.size())
-    throw UsageError("qcoll " + std::string(call.verb) + ": got " +
-                     std::to_string(outputs.size()) + " outputs for " +
-                     std::to_string(inputs.size()) + " inputs");
+    throw UsageError("qcoll " + std::string(call.verb) + ": got " + std::to_string(outputs.size()) +
+                     " outputs for " + std::to_string(inputs.size()) + " inputs");
   std::vector<Step> steps;
   for (std::size_t i = 0; i < inputs.size(); ++i)
     steps.push_back(gather_step(call, outputs[i], inputs[i]));
@@ -96,15 +93,14 @@ Pointer<c10d::Work> Backend::allgather(std::vector<Tensors>& outputs, Tensors& i
   Tensors dense;
   for (const at::Tensor& output : list) dense.push_back(dense_like(output));
   const at::Tensor source = input.contiguous();
-  auto step = make_step(call, input, bytes_of(input) * size_,
-                        std::to_string(input.numel()) + " elements per rank",
-                        [this, list, dense, source](const comm::Call& c) {
-                          std::vector<std::byte*> slices;
-                          for (const at::Tensor& t : dense) slices.push_back(output_data(t));
-                          group_->communicator().all_gather(c, input_data(source), slices,
-                                                            count_of(source));
-                          copy_back(dense, list);
-                        });
+  auto step = make_step(
+      call, input, bytes_of(input) * size_, std::to_string(input.numel()) + " elements per rank",
+      [this, list, dense, source](const comm::Call& c) {
+        std::vector<std::byte*> slices;
+        for (const at::Tensor& t : dense) slices.push_back(output_data(t));
+        group_->communicator().all_gather(c, input_data(source), slices, count_of(source));
+        copy_back(dense, list);
+      });
   return run_native(call, inputs, list, {std::move(step)});
 }
 

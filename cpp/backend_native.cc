@@ -34,8 +34,7 @@ bool all_have_size_of(const Tensors& tensors, const at::Tensor& one) {
                      [&](const at::Tensor& t) { return t.numel() == one.numel(); });
 }
 
-void require_list_of(const Tensors& tensors, int ranks, const at::Tensor& other,
-                     const char* verb) {
+void require_list_of(const Tensors& tensors, int ranks, const at::Tensor& other, const char* verb) {
   if (tensors.size() != static_cast<std::size_t>(ranks))
     throw UsageError("qcoll " + std::string(verb) + ": expected a list of " +
                      std::to_string(ranks) + " tensors, one for each rank, got " +
@@ -72,8 +71,7 @@ Pointer<c10d::Work> Backend::run_native(const NativeCall& call, const Tensors& i
   text += steps.size() > 4 ? "; ... " + std::to_string(steps.size()) + " tensors)" : ")";
 
   const bool synchronous = !call.async_op;
-  auto body = [this, work, timeout, synchronous,
-               steps = std::move(steps)](std::uint64_t sequence) {
+  auto body = [this, work, timeout, synchronous, steps = std::move(steps)](std::uint64_t sequence) {
     std::optional<at::ThreadLocalStateGuard> guard;
     if (!synchronous) guard.emplace(work->caller_state());
     for (const Step& step : steps)
@@ -83,10 +81,9 @@ Pointer<c10d::Work> Backend::run_native(const NativeCall& call, const Tensors& i
                 .choice = step.choice,
                 .timeout = timeout});
   };
-  work->set_sequence(group_->enqueue(text, synchronous, std::move(body),
-                                     [work](std::exception_ptr error) {
-                                       work->complete(std::move(error));
-                                     }));
+  work->set_sequence(
+      group_->enqueue(text, synchronous, std::move(body),
+                      [work](std::exception_ptr error) { work->complete(std::move(error)); }));
   if (synchronous) work->wait(kNoTimeout);
   return track(work);
 }

@@ -15,7 +15,6 @@ void copy_back(const Tensors& dense, const Tensors& outputs);
 
 bool all_have_size_of(const Tensors& tensors, const at::Tensor& one);
 // One CPU tensor for each rank, all of the dtype of `other`. Throws UsageError.
-void require_list_of(const Tensors& tensors, int ranks, const at::Tensor& other,
-                     const char* verb);
+void require_list_of(const Tensors& tensors, int ranks, const at::Tensor& other, const char* verb);
 
 }  // namespace qcoll::torch_binding

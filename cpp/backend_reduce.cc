@@ -1,9 +1,8 @@
 // Reduce-scatter and all-reduce in their forms. Reductions that the engine does not compute go to
 // the delegate.
-#include "backend_native.h"
-
 #include <utility>
 
+#include "backend_native.h"
 #include "qcoll/base/error.h"
 #include "tensor_args.h"
 
@@ -47,18 +46,18 @@ Pointer<c10d::Work> Backend::scatter_from(NativeCall call, const at::Tensor& out
   if (reduction)
     return run_native(call, {input}, {output}, {scatter_step(call, *reduction, output, input)});
   if (call.codec)
-    throw UsageError("qcoll.reduce_scatter_tensor: a codec needs float32, bfloat16 or float16 and "
-                     "sum, avg or premul_sum, got " +
-                     text_of(input) + " and " + text_of(op));
+    throw UsageError(
+        "qcoll.reduce_scatter_tensor: a codec needs float32, bfloat16 or float16 and "
+        "sum, avg or premul_sum, got " +
+        text_of(input) + " and " + text_of(op));
   at::Tensor out = output;
   at::Tensor in = input;
   c10d::ReduceScatterOptions opts;
   opts.reduceOp = op;
   opts.timeout = timeout_of(call.timeout);
   return delegate(call.verb, call.type, text_of(op) + ", " + text_of(output), {input}, {output},
-                  call.timeout, call.async_op, [&](c10d::Backend& gloo) {
-                    return gloo._reduce_scatter_base(out, in, opts);
-                  });
+                  call.timeout, call.async_op,
+                  [&](c10d::Backend& gloo) { return gloo._reduce_scatter_base(out, in, opts); });
 }
 
 Pointer<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -94,9 +93,8 @@ Pointer<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
                         .timeout = opts.timeout,
                         .async_op = opts.asyncOp};
   if (outputs.size() != inputs.size())
-    throw UsageError("qcoll " + std::string(call.verb) + ": got " +
-                     std::to_string(outputs.size()) + " outputs for " +
-                     std::to_string(inputs.size()) + " inputs");
+    throw UsageError("qcoll " + std::string(call.verb) + ": got " + std::to_string(outputs.size()) +
+                     " outputs for " + std::to_string(inputs.size()) + " inputs");
   std::vector<Step> steps;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     require_cpu(outputs[i], call.verb);
@@ -141,32 +139,31 @@ Pointer<c10d::Work> Backend::reduce_scatter(Tensors& outputs, std::vector<Tensor
   Tensors sources;
   for (const at::Tensor& input : list) sources.push_back(input.contiguous());
   const at::Tensor dense = dense_like(output);
-  auto step = make_step(call, output, bytes_of(output) * size_,
-                        text_of(opts.reduceOp) + ", " + std::to_string(output.numel()) +
-                            " elements per rank",
-                        [this, reduction, sources, dense, output](const comm::Call& c) {
-                          std::vector<const std::byte*> slices;
-                          for (const at::Tensor& t : sources) slices.push_back(input_data(t));
-                          group_->communicator().reduce_scatter(c, *reduction, slices,
-                                                                output_data(dense),
-                                                                count_of(dense));
-                          copy_back({dense}, {output});
-                        });
+  auto step = make_step(
+      call, output, bytes_of(output) * size_,
+      text_of(opts.reduceOp) + ", " + std::to_string(output.numel()) + " elements per rank",
+      [this, reduction, sources, dense, output](const comm::Call& c) {
+        std::vector<const std::byte*> slices;
+        for (const at::Tensor& t : sources) slices.push_back(input_data(t));
+        group_->communicator().reduce_scatter(c, *reduction, slices, output_data(dense),
+                                              count_of(dense));
+        copy_back({dense}, {output});
+      });
   return run_native(call, list, outputs, {std::move(step)});
 }
 
 Pointer<c10d::Work> Backend::reduce_all(NativeCall call, const at::Tensor& tensor,
                                         const c10d::ReduceOp& op) {
-  const auto reduction =
-      tensor.is_sparse() ? std::nullopt : native_reduction(op, dtype_of(tensor));
+  const auto reduction = tensor.is_sparse() ? std::nullopt : native_reduction(op, dtype_of(tensor));
   if (reduction) {
     require_cpu(tensor, call.verb);
     return run_native(call, {tensor}, {tensor}, {reduce_step(call, *reduction, tensor)});
   }
   if (call.codec)
-    throw UsageError("qcoll.all_reduce: a codec needs float32, bfloat16 or float16 and sum, avg or "
-                     "premul_sum, got " +
-                     text_of(tensor) + " and " + text_of(op));
+    throw UsageError(
+        "qcoll.all_reduce: a codec needs float32, bfloat16 or float16 and sum, avg or "
+        "premul_sum, got " +
+        text_of(tensor) + " and " + text_of(op));
   Tensors tensors{tensor};
   c10d::AllreduceOptions opts;
   opts.reduceOp = op;
@@ -214,9 +211,8 @@ Pointer<c10d::Work> Backend::allreduce_coalesced(Tensors& tensors,
     if (!reduction)
       return delegate(call.verb, call.type,
                       text_of(opts.reduceOp) + ", " + std::to_string(tensors.size()) + " tensors",
-                      tensors, tensors, call.timeout, call.async_op, [&](c10d::Backend& gloo) {
-                        return gloo.allreduce_coalesced(tensors, opts);
-                      });
+                      tensors, tensors, call.timeout, call.async_op,
+                      [&](c10d::Backend& gloo) { return gloo.allreduce_coalesced(tensors, opts); });
     steps.push_back(reduce_step(call, *reduction, tensor));
   }
   return run_native(call, tensors, tensors, std::move(steps));

@@ -46,8 +46,7 @@ at::Tensor decode(const at::Tensor& bytes, const std::vector<std::int64_t>& shap
   for (const std::int64_t size : shape)
     if (__builtin_mul_overflow(numel, static_cast<std::size_t>(size), &numel))
       throw UsageError("qcoll.decode: the shape has more elements than memory can hold");
-  const std::size_t count =
-      numel * sample.element_size() / element_bytes(dtype_of(sample));
+  const std::size_t count = numel * sample.element_size() / element_bytes(dtype_of(sample));
   const std::size_t expected = wire::chunk_layout(spec, dtype_of(sample), count).bytes;
   if (expected != bytes_of(bytes))
     throw UsageError("qcoll.decode: " + std::to_string(numel) + " elements of " +
@@ -57,8 +56,7 @@ at::Tensor decode(const at::Tensor& bytes, const std::vector<std::int64_t>& shap
   if (reinterpret_cast<std::uintptr_t>(input_data(dense)) % wire::kPartAlignment != 0)
     dense = dense.clone();
   at::Tensor decoded = at::empty(shape, at::TensorOptions().dtype(dtype));
-  codec::decode(spec, dtype_of(sample), {input_data(dense), expected}, count,
-                output_data(decoded));
+  codec::decode(spec, dtype_of(sample), {input_data(dense), expected}, count, output_data(decoded));
   return decoded;
 }
 

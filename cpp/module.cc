@@ -49,11 +49,12 @@ void register_options(py::module_& m) {
       .def(py::init([] { return c10::make_intrusive<BackendOptions>(); }))
       .def("set", &BackendOptions::set, py::arg("key"), py::arg("value"))
       .def("copy", [](const BackendOptions& o) { return c10::make_intrusive<BackendOptions>(o); })
-      .def("__deepcopy__",
-           [](const BackendOptions& o, const py::dict&) {
-             return c10::make_intrusive<BackendOptions>(o);
-           },
-           py::arg("memo"))
+      .def(
+          "__deepcopy__",
+          [](const BackendOptions& o, const py::dict&) {
+            return c10::make_intrusive<BackendOptions>(o);
+          },
+          py::arg("memo"))
       .def_readonly("given", &BackendOptions::given)
       .def_readwrite("_timeout", &BackendOptions::timeout);
 
@@ -150,13 +151,14 @@ void register_backend(py::module_& m) {
       .def("all_reduce_with", &Backend::all_reduce_with, py::arg("tensor"), py::arg("op"),
            py::arg("codec"), py::arg("async_op"), Release())
       .def("all_to_all_with", &Backend::all_to_all_with, py::arg("output"), py::arg("input"),
-           py::arg("output_splits"), py::arg("input_splits"), py::arg("codec"),
-           py::arg("async_op"), Release())
+           py::arg("output_splits"), py::arg("input_splits"), py::arg("codec"), py::arg("async_op"),
+           Release())
       .def(
           "explain",
           [](const Backend& backend, const std::string& verb, std::size_t numel,
              const py::object& dtype, const Backend::Codec& codec) {
-            TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "qcoll.explain: dtype must be a torch.dtype");
+            TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()),
+                             "qcoll.explain: dtype must be a torch.dtype");
             const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
             return to_dict(backend.explain(verb, numel, type, codec));
           },

@@ -1,10 +1,9 @@
 // qcoll.Options: torch's backend options with qcoll's settings in them.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <map>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "qcoll/comm/options.h"
 

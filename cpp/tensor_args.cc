@@ -53,16 +53,17 @@ void require_cpu(const at::Tensor& tensor, const char* verb) {
   if (tensor.is_sparse())
     throw UsageError("qcoll " + std::string(verb) + ": sparse tensors are not supported");
   if (tensor.device().is_cpu()) return;
-  throw UsageError("qcoll " + std::string(verb) + ": the tensor is on " +
-                   tensor.device().str() +
-                   ", but this build of qcoll has no CUDA half; use CPU tensors, or another backend "
-                   "for this device (\"cpu:qcoll,cuda:nccl\")");
+  throw UsageError(
+      "qcoll " + std::string(verb) + ": the tensor is on " + tensor.device().str() +
+      ", but this build of qcoll has no CUDA half; use CPU tensors, or another backend "
+      "for this device (\"cpu:qcoll,cuda:nccl\")");
 }
 
 void require_same_dtype(const at::Tensor& a, const at::Tensor& b, const char* verb) {
   if (a.scalar_type() != b.scalar_type())
-    throw UsageError("qcoll " + std::string(verb) + ": input and output must have the same dtype, got " +
-                     text_of(a) + " and " + text_of(b));
+    throw UsageError("qcoll " + std::string(verb) +
+                     ": input and output must have the same dtype, got " + text_of(a) + " and " +
+                     text_of(b));
 }
 
 void require_contiguous_output(const at::Tensor& tensor, const char* verb) {
@@ -75,8 +76,9 @@ void require_ratio(const at::Tensor& gathered, const char* gathered_name, const 
                    const char* part_name, int ranks, const char* verb) {
   if (gathered.numel() == part.numel() * ranks) return;
   throw UsageError("qcoll " + std::string(verb) + ": the " + gathered_name +
-                   " must have world size (" + std::to_string(ranks) + ") times the elements of the " +
-                   part_name + ", got " + text_of(gathered) + " and " + text_of(part));
+                   " must have world size (" + std::to_string(ranks) +
+                   ") times the elements of the " + part_name + ", got " + text_of(gathered) +
+                   " and " + text_of(part));
 }
 
 void require_own_slice_or_apart(const at::Tensor& whole, const at::Tensor& part, int rank,
@@ -141,8 +143,8 @@ std::optional<comm::Reduction> native_reduction(const c10d::ReduceOp& op, DType 
 }
 
 std::string text_of(const c10d::ReduceOp& op) {
-  constexpr const char* kNames[] = {"sum",  "avg",  "product", "min",       "max",
-                                    "band", "bor",  "bxor",    "premul_sum"};
+  constexpr const char* kNames[] = {"sum",  "avg", "product", "min",       "max",
+                                    "band", "bor", "bxor",    "premul_sum"};
   const auto index = static_cast<std::size_t>(op.op_);
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }

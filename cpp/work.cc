@@ -60,8 +60,7 @@ std::vector<at::Tensor> HostWork::result() {
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  while (timeout == kNoTimeout &&
-         !cv_.wait_for(lock, kProbeEvery, [&] { return completed_; })) {
+  while (timeout == kNoTimeout && !cv_.wait_for(lock, kProbeEvery, [&] { return completed_; })) {
     if (!stall_probe_) continue;
     lock.unlock();
     stall_probe_();

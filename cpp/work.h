@@ -2,11 +2,11 @@
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "qcoll/base/deadline.h"

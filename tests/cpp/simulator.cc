@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <deque>
-#include <memory>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 
@@ -235,8 +235,8 @@ class Machine {
   std::vector<std::map<int, std::shared_ptr<Message>>> slots_;
   std::vector<std::map<algo::SumId, Content>> sums_;
   std::map<std::pair<Rank, std::uint32_t>, Ring> own_;
-  std::map<std::tuple<Rank, Rank, std::uint32_t>, Ring> landing_;             // at, from, tag
-  std::map<std::tuple<Rank, Rank, std::uint32_t>, std::size_t> taken_;        // of landing_
+  std::map<std::tuple<Rank, Rank, std::uint32_t>, Ring> landing_;       // at, from, tag
+  std::map<std::tuple<Rank, Rank, std::uint32_t>, std::size_t> taken_;  // of landing_
   std::map<std::tuple<Rank, Rank, std::uint32_t>, std::deque<std::shared_ptr<Message>>> in_place_;
   std::map<std::pair<Rank, Rank>, std::deque<std::shared_ptr<Message>>> streams_;
   std::set<std::pair<Rank, int>> received_;

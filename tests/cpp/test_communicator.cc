@@ -90,7 +90,8 @@ TEST_CASE("all_gather gives every rank the same bits, near the input") {
             auto input = random_values(count, 100 + rank);
             outputs[rank].assign(count * world.size(), NAN);
             std::vector<std::byte*> slices;
-            for (int r = 0; r < world.size(); ++r) slices.push_back(bytes_of(outputs[rank], r * count));
+            for (int r = 0; r < world.size(); ++r)
+              slices.push_back(bytes_of(outputs[rank], r * count));
             world.ranks[rank]->all_gather(call_of("all_gather", text, sequence), bytes_of(input),
                                           slices, count);
           });
@@ -130,7 +131,8 @@ TEST_CASE("reduce_scatter and all_reduce sum in fp32") {
           test::run_ranks(world.size(), [&](int rank) {
             std::vector<float> output(count, NAN);
             std::vector<const std::byte*> slices;
-            for (int r = 0; r < world.size(); ++r) slices.push_back(bytes_of(inputs[rank], r * count));
+            for (int r = 0; r < world.size(); ++r)
+              slices.push_back(bytes_of(inputs[rank], r * count));
             world.ranks[rank]->reduce_scatter(call_of("reduce_scatter", text, sequence),
                                               {wire::ReduceOp::kAvg}, slices, bytes_of(output),
                                               count);
@@ -184,8 +186,8 @@ TEST_CASE("all_to_all moves equal and unequal splits") {
               inputs.push_back(bytes_of(in[r]));
               outputs.push_back(bytes_of(out[r]));
             }
-            world.ranks[rank]->all_to_all(call_of("all_to_all", text, sequence), inputs, to, outputs,
-                                          from);
+            world.ranks[rank]->all_to_all(call_of("all_to_all", text, sequence), inputs, to,
+                                          outputs, from);
             for (int r = 0; r < world.size(); ++r) {
               const auto expected = random_values(elements(r, rank), r * 10 + rank);
               double worst = 0;

@@ -3,8 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <condition_variable>
-#include <future>
 #include <cstring>
+#include <future>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -72,12 +72,10 @@ bool gather_works(comm::Group& group, std::size_t count, bool inline_if_idle,
         comm::Call call{.verb = "all_gather", .sequence = sequence, .dtype = DType::kF32};
         call.choice.exact_because = "test";
         call.timeout = timeout;
-        group.communicator().all_gather(call, reinterpret_cast<const std::byte*>(in.data()),
-                                        slices, count);
+        group.communicator().all_gather(call, reinterpret_cast<const std::byte*>(in.data()), slices,
+                                        count);
       },
-      [&](std::exception_ptr error) {
-        error ? ended.set_exception(error) : ended.set_value();
-      });
+      [&](std::exception_ptr error) { error ? ended.set_exception(error) : ended.set_value(); });
   ended.get_future().get();
   for (int r = 0; r < size; ++r)
     for (std::size_t i = 0; i < count; ++i)

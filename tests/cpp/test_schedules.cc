@@ -46,7 +46,8 @@ std::vector<Labels> all_topologies() {
       if (n * g > 1) all.push_back(uniform_nodes(n, g));
   all.push_back(interleaved_nodes(2, 2));
   all.push_back(interleaved_nodes(3, 2));
-  for (const auto& sizes : std::vector<std::vector<int>>{{2, 1}, {1, 3}, {3, 1, 2}, {1, 1, 4}, {4, 2, 3, 1}})
+  for (const auto& sizes :
+       std::vector<std::vector<int>>{{2, 1}, {1, 3}, {3, 1, 2}, {1, 1, 4}, {4, 2, 3, 1}})
     all.push_back(uneven_nodes(sizes));
   all.push_back({"b", "a", "a", "b", "c"});
   all.push_back({"r0/a", "r0/a", "r0/b", "r0/b", "r1/c", "r1/c", "r1/d", "r1/d"});
@@ -166,7 +167,8 @@ TEST_CASE("reduce_scatter sums every rank once, encodes once per hop, with the f
 }
 
 TEST_CASE("short and empty slices of a tensor that does not divide are reduced and gathered") {
-  for (const Labels& labels : {uniform_nodes(2, 2), uniform_nodes(3, 1), uneven_nodes({2, 1}), uniform_nodes(1, 4)}) {
+  for (const Labels& labels :
+       {uniform_nodes(2, 2), uniform_nodes(3, 1), uneven_nodes({2, 1}), uniform_nodes(1, 4)}) {
     const auto topologies = topologies_of(labels);
     const int size = static_cast<int>(labels.size());
     for (const std::size_t total : {std::size_t{1}, kChunk * 2 + 7, kChunk * 5}) {
@@ -222,8 +224,9 @@ TEST_CASE("a schedule that waits for its own later send is reported as stuck, no
   // Each rank receives before it sends.
   const auto lanes = record(topologies, kInt8, [](algo::TraceLane& lane, const auto& topo) {
     const Rank other = 1 - topo.rank();
-    const std::vector<algo::RingPlan> plans{{.tag = static_cast<std::uint32_t>(other), .readers = {other}},
-                                            {.tag = static_cast<std::uint32_t>(topo.rank()), .from = other}};
+    const std::vector<algo::RingPlan> plans{
+        {.tag = static_cast<std::uint32_t>(other), .readers = {other}},
+        {.tag = static_cast<std::uint32_t>(topo.rank()), .from = other}};
     lane.open(plans);
     auto received = lane.receive(other, static_cast<std::uint32_t>(topo.rank()), 1);
     auto slot = lane.reserve(static_cast<std::uint32_t>(other), 1);

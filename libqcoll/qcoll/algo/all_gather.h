@@ -107,8 +107,8 @@ class AllGather {
         lane_.publish(slot, rails_.readers(origin, step));
         own_ == OwnSlice::kDecode ? lane_.decode(slot, 0, piece) : lane_.copy_own(piece);
       } else {
-        auto slot = lane_.receive(rails_.previous_carrier(origin), tag_of(origin),
-                                  slices_.nominal(chunk));
+        auto slot =
+            lane_.receive(rails_.previous_carrier(origin), tag_of(origin), slices_.nominal(chunk));
         lane_.publish(slot, rails_.readers(origin, step));
         lane_.decode(slot, 0, piece);
         lane_.release(slot);
@@ -120,8 +120,7 @@ class AllGather {
   void read_peers(int step, std::size_t chunk) {
     for (const Rank origin : rails_.origins(step)) {
       if (rails_.holder(origin) == me_) continue;
-      auto slot =
-          lane_.receive(rails_.holder(origin), tag_of(origin), slices_.nominal(chunk));
+      auto slot = lane_.receive(rails_.holder(origin), tag_of(origin), slices_.nominal(chunk));
       if (const auto readers = rails_.readers(origin, step); !readers.empty())
         lane_.publish(slot, readers);
       lane_.decode(slot, 0, slices_.piece(origin, chunk));

@@ -46,9 +46,9 @@ using SumId = std::size_t;
 
 struct RingPlan {
   std::uint32_t tag = 0;
-  Rank from = -1;             // -1: this rank encodes into it; else messages of that rank land in it
-  std::size_t parts = 1;      // separately encoded pieces in one message
-  std::size_t level = 0;      // index into the call's codecs, and where its bytes are counted
+  Rank from = -1;         // -1: this rank encodes into it; else messages of that rank land in it
+  std::size_t parts = 1;  // separately encoded pieces in one message
+  std::size_t level = 0;  // index into the call's codecs, and where its bytes are counted
   bool partial_sums = false;  // carries sums on their way to the next hop
   std::vector<Rank> readers;  // ranks that read it in place or have it sent
 };

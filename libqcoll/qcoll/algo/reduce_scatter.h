@@ -40,8 +40,7 @@ class ReduceScatter {
       if (tick < chunks) inject(tick);
       // A chunk number below zero wraps and is out of range like one that is too large.
       for (std::size_t hop = 0; hop < hops_; ++hop)
-        if (const std::size_t chunk = tick - (hop + 1) * kLag; chunk < chunks)
-          reduce(hop, chunk);
+        if (const std::size_t chunk = tick - (hop + 1) * kLag; chunk < chunks) reduce(hop, chunk);
     }
   }
 
@@ -84,8 +83,7 @@ class ReduceScatter {
       const Rank peer = level(0).members[coordinate];
       auto slot = lane_.reserve(tag(0, peer), slices_.nominal(chunk));
       for (std::size_t column = 0; column < topo_.columns(0); ++column)
-        lane_.encode(slot, column,
-                     slices_.piece(topo_.rank_at(0, coordinate, column), chunk));
+        lane_.encode(slot, column, slices_.piece(topo_.rank_at(0, coordinate, column), chunk));
       lane_.publish(slot, std::span(&peer, 1));
     });
   }

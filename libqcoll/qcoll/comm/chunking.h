@@ -59,8 +59,7 @@ inline std::size_t slot_bytes(wire::Collective collective, const topo::Topology&
 // The smallest number of elements that is whole blocks for every codec.
 inline std::size_t common_block(std::span<const wire::CodecSpec> codecs) {
   std::size_t block = 32;
-  for (const auto& codec : codecs)
-    block = std::lcm(block, std::max<std::size_t>(codec.block, 1));
+  for (const auto& codec : codecs) block = std::lcm(block, std::max<std::size_t>(codec.block, 1));
   return block;
 }
 
@@ -73,15 +72,14 @@ inline algo::Slices slices_to_reduce(std::size_t count, int ranks,
 inline Chunking choose_chunking(wire::Collective collective, const topo::Topology& topo,
                                 std::span<const wire::CodecSpec> codecs, DType dtype) {
   const std::size_t block = common_block(codecs);
-  const bool reduces = collective == wire::Collective::kReduceScatter ||
-                       collective == wire::Collective::kAllReduce;
+  const bool reduces =
+      collective == wire::Collective::kReduceScatter || collective == wire::Collective::kAllReduce;
   const std::size_t sums = reduces ? algo::sums_needed(topo) : 0;
   const auto fits = [&](std::size_t chunk, std::uint32_t depth) {
     return slot_bytes(collective, topo, codecs, dtype, chunk) * depth <= kSlotBytes &&
            sums * chunk * sizeof(float) <= kSumBytes;
   };
-  const std::size_t largest =
-      std::max(kChunkBytes / element_bytes(dtype) / block * block, block);
+  const std::size_t largest = std::max(kChunkBytes / element_bytes(dtype) / block * block, block);
   for (const std::uint32_t depth : {std::uint32_t{algo::kDepth}, std::uint32_t{algo::kMinDepth}})
     for (std::size_t chunk = largest; chunk >= block; chunk = chunk / 2 / block * block)
       if (fits(chunk, depth) && (chunk * 8 >= largest || depth == algo::kMinDepth))

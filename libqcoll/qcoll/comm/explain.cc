@@ -13,12 +13,13 @@ std::string algorithm_of(wire::Collective collective, const topo::Topology& topo
   const bool rails = topo.spans_nodes();
   const std::string gather =
       !rails ? "each rank reads its peers' slots"
-      : topo.equal_nodes() ? "rails between ranks of equal local index, peers' slots inside nodes"
-                           : "one rail between the first ranks of uneven nodes, peers' slots inside";
+      : topo.equal_nodes()
+          ? "rails between ranks of equal local index, peers' slots inside nodes"
+          : "one rail between the first ranks of uneven nodes, peers' slots inside";
   const std::size_t hops = topo.levels().size();
-  const std::string scatter = hops == 1 ? "one all-to-all hop, summed in fp32"
-                                        : std::to_string(hops) +
-                                              " all-to-all hops, inner to outer, each summed in fp32";
+  const std::string scatter =
+      hops == 1 ? "one all-to-all hop, summed in fp32"
+                : std::to_string(hops) + " all-to-all hops, inner to outer, each summed in fp32";
   switch (collective) {
     case wire::Collective::kAllGather:
       return gather;
@@ -51,9 +52,7 @@ Sent sent_by(const topo::Topology& topo, wire::Collective collective, DType dtyp
   const algo::Slices slices = collective == wire::Collective::kAllReduce
                                   ? slices_to_reduce(numel, topo.size(), codecs, chunk)
                                   : algo::Slices{numel / size, numel / size * size, chunk};
-  const auto gather = [&](auto& l) {
-    algo::all_gather(l, topo, slices, algo::OwnSlice::kDecode);
-  };
+  const auto gather = [&](auto& l) { algo::all_gather(l, topo, slices, algo::OwnSlice::kDecode); };
   const auto scatter = [&](auto& l) { algo::reduce_scatter(l, topo, slices); };
   switch (collective) {
     case wire::Collective::kAllGather:

@@ -18,10 +18,10 @@ TransportError best_cause(const ConnectionLost& error, transport::NetMesh& mesh)
   ::poll(&raised, 1, kCauseGraceMilliseconds);
   if (abort.raised()) return abort.cause();
   if (error.peer() >= 0 && mesh.departed(error.peer()))
-    return TransportError("rank " + std::to_string(error.peer()) +
-                              " has left the group (destroy_process_group or exit): " +
-                              error.what(),
-                          error.peer());
+    return TransportError(
+        "rank " + std::to_string(error.peer()) +
+            " has left the group (destroy_process_group or exit): " + error.what(),
+        error.peer());
   return error;
 }
 
@@ -34,9 +34,8 @@ Group::Group(transport::Rendezvous& store, const GroupConfig& config)
   if (!config.agreement.empty()) agreement += "; " + config.agreement;
   mesh_ = std::make_unique<transport::NetMesh>(
       store, config.rank, config.size,
-      transport::NetOptions{.node = config.node,
-                            .agreement = agreement,
-                            .share_memory = config.share_memory},
+      transport::NetOptions{
+          .node = config.node, .agreement = agreement, .share_memory = config.share_memory},
       log_, deadline);
   node_labels_ = mesh_->node_labels();
   topo::Topology topology(config.rank, node_labels_);

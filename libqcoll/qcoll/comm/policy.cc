@@ -68,8 +68,7 @@ Choice choose(const Options& options, const ThreadPolicy& thread,
   return {.codecs = option_for(effective, facts.collective), .exact_because = {}};
 }
 
-std::vector<wire::CodecSpec> codecs_by_level(const CodecList& codecs,
-                                             const topo::Topology& topo) {
+std::vector<wire::CodecSpec> codecs_by_level(const CodecList& codecs, const topo::Topology& topo) {
   std::vector<wire::CodecSpec> by_level;
   const auto& levels = topo.levels();
   std::size_t crossing = 0;
@@ -79,8 +78,7 @@ std::vector<wire::CodecSpec> codecs_by_level(const CodecList& codecs,
       continue;
     }
     const bool outermost = l + 1 == levels.size();
-    by_level.push_back(outermost ? codecs.back()
-                                 : codecs[std::min(++crossing, codecs.size() - 1)]);
+    by_level.push_back(outermost ? codecs.back() : codecs[std::min(++crossing, codecs.size() - 1)]);
   }
   return by_level;
 }

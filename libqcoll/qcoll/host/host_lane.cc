@@ -43,15 +43,15 @@ HostLane::HostLane(transport::Exchange& exchange, const LaneCall& call,
 void HostLane::open(std::span<const algo::RingPlan> plans) {
   std::vector<transport::RingSpec> specs;
   for (const algo::RingPlan& plan : plans) {
-    const Ring ring{algo::encoding_of(call_.codecs[plan.level], call_.envelope.dtype,
-                                      plan.partial_sums),
-                    plan.parts};
-    specs.push_back({.tag = plan.tag,
-                     .from = plan.from,
-                     .message_bytes = wire::Header::kBytes +
-                                      plan.parts * ring.encoding.part_bytes(call_.chunk),
-                     .codec = ring.encoding.codec,
-                     .readers = plan.readers});
+    const Ring ring{
+        algo::encoding_of(call_.codecs[plan.level], call_.envelope.dtype, plan.partial_sums),
+        plan.parts};
+    specs.push_back(
+        {.tag = plan.tag,
+         .from = plan.from,
+         .message_bytes = wire::Header::kBytes + plan.parts * ring.encoding.part_bytes(call_.chunk),
+         .codec = ring.encoding.codec,
+         .readers = plan.readers});
     if (plan.from < 0)
       encode_rings_[plan.tag] = ring;
     else
@@ -109,14 +109,14 @@ HostLane::Slot HostLane::receive(Rank from, std::uint32_t tag, std::size_t count
                   .stride_bytes = ring.encoding.part_bytes(count)};
   const wire::Header header = wire::parse_header(slot.slot.message);
   if (header.elements != count || header.payload_bytes != ring.parts * slot.stride_bytes)
-    throw TransportError(
-        "ranks disagree: rank " + std::to_string(from) + " sent " +
-            std::to_string(header.elements) + " elements in " +
-            std::to_string(header.payload_bytes) + " bytes in " +
-            wire::describe(call_.envelope) + ", this rank expected " + std::to_string(count) +
-            " elements in " + std::to_string(ring.parts * slot.stride_bytes) +
-            " bytes; check that all ranks pass the same sizes and matching splits",
-        from);
+    throw TransportError("ranks disagree: rank " + std::to_string(from) + " sent " +
+                             std::to_string(header.elements) + " elements in " +
+                             std::to_string(header.payload_bytes) + " bytes in " +
+                             wire::describe(call_.envelope) + ", this rank expected " +
+                             std::to_string(count) + " elements in " +
+                             std::to_string(ring.parts * slot.stride_bytes) +
+                             " bytes; check that all ranks pass the same sizes and matching splits",
+                         from);
   return slot;
 }
 

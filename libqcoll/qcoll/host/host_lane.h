@@ -68,8 +68,7 @@ class HostLane {
   void copy_own(algo::Piece piece);
   void add_input(algo::SumId sum, algo::Piece piece, bool first);
   void add_sum(algo::SumId sum, algo::SumId other, std::size_t count, bool first);
-  void add_slot(algo::SumId sum, const Slot& slot, std::size_t part, std::size_t count,
-                bool first);
+  void add_slot(algo::SumId sum, const Slot& slot, std::size_t part, std::size_t count, bool first);
   void store(algo::SumId sum, algo::Piece piece);
 
  private:

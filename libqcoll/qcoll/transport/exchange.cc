@@ -88,8 +88,7 @@ bool Exchange::slot_free(const OwnRing& ring, std::uint32_t index, Rank* laggard
   for (const Rank reader : ring.mapped_readers) {
     const auto& consumed = board_.consumed(ring.tag, reader_of_.at(reader));
     *laggard = reader;
-    if (consumed.load(std::memory_order_acquire) < position(envelope_.run, occupants))
-      return false;
+    if (consumed.load(std::memory_order_acquire) < position(envelope_.run, occupants)) return false;
   }
   return true;
 }
@@ -105,8 +104,7 @@ Exchange::Slot Exchange::reserve(std::uint32_t tag) {
 }
 
 void Exchange::publish(const Slot& slot, std::span<const Rank> readers) {
-  const std::size_t bytes =
-      wire::Header::kBytes + wire::parse_header(slot.message).payload_bytes;
+  const std::size_t bytes = wire::Header::kBytes + wire::parse_header(slot.message).payload_bytes;
   const ConstBytes message(slot.message, bytes);
   bool to_mapped = false;
   for (const Rank reader : readers) {
@@ -141,8 +139,7 @@ void Exchange::send_to(Rank reader, ConstBytes message, std::uint32_t* outstandi
 void Exchange::wake(Rank peer) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   auto& sleeping = peer_boards_[peer].sleeping();
-  if (sleeping.load(std::memory_order_relaxed) != 0 && sleeping.exchange(0) != 0)
-    mesh_.ring(peer);
+  if (sleeping.load(std::memory_order_relaxed) != 0 && sleeping.exchange(0) != 0) mesh_.ring(peer);
 }
 
 Exchange::Slot Exchange::receive(Rank from, std::uint32_t tag) {
@@ -163,9 +160,9 @@ Exchange::Slot Exchange::receive_mapped(PeerRing& ring) {
   const std::uint32_t index = ring.received;
   const std::size_t offset = control.offset + (index % control.depth) * control.slot_bytes;
   if (offset + control.slot_bytes > board.bytes())
-    throw TransportError("rank " + std::to_string(ring.owner) + " published a slot outside its " +
-                             "shared memory",
-                         ring.owner);
+    throw TransportError(
+        "rank " + std::to_string(ring.owner) + " published a slot outside its " + "shared memory",
+        ring.owner);
   std::byte* message = board.at(offset);
   const wire::Header header = wire::parse_header(message);
   check_header(header, ring.owner, ring.codec, index);
@@ -224,11 +221,10 @@ void Exchange::check_header(const wire::Header& header, Rank from, const wire::C
     fail_disagreement(from, wire::describe(envelope_) + " with codec " + to_string(header.codec),
                       "codec " + to_string(codec));
   if (header.chunk != chunk)
-    throw TransportError("rank " + std::to_string(from) + " sent chunk " +
-                             std::to_string(header.chunk) + " of ring " +
-                             std::to_string(header.tag) + ", expected chunk " +
-                             std::to_string(chunk),
-                         from);
+    throw TransportError(
+        "rank " + std::to_string(from) + " sent chunk " + std::to_string(header.chunk) +
+            " of ring " + std::to_string(header.tag) + ", expected chunk " + std::to_string(chunk),
+        from);
 }
 
 void Exchange::fail_disagreement(Rank peer, const std::string& theirs,

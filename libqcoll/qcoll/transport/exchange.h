@@ -113,7 +113,7 @@ class Exchange {
   Board board_;
   std::map<Rank, Board> peer_boards_;      // mapped peers
   std::map<Rank, std::size_t> reader_of_;  // index of each neighbour in ring controls
-  std::map<Rank, SendStream> senders_;  // opened on first use
+  std::map<Rank, SendStream> senders_;     // opened on first use
   std::map<Rank, Incoming> receivers_;
 
   // Of the current run.

@@ -38,8 +38,8 @@ bool Exchange::pull(Incoming& incoming) {
     OwnRing& ring = *incoming.landing;
     ring.state(ring.filled).held = true;
     if (trace_ != nullptr)
-      trace_->record({TraceEvent::Kind::kLand, ring.from, ring.tag, ring.filled, Clock::now(),
-                      Clock::now()});
+      trace_->record(
+          {TraceEvent::Kind::kLand, ring.from, ring.tag, ring.filled, Clock::now(), Clock::now()});
     ++ring.filled;
     any = true;
   }
@@ -112,14 +112,16 @@ void Exchange::check_peer(const Waiting& what, bool departed) const {
   if (what.peer == mesh_.rank()) return;
   const auto incoming = receivers_.find(what.peer);
   const bool streamed = incoming != receivers_.end();
-  if (streamed && !incoming->second.stream.accepted() && incoming->second.stream.peek() != nullptr) {
+  if (streamed && !incoming->second.stream.accepted() &&
+      incoming->second.stream.peek() != nullptr) {
     const wire::Header& header = *incoming->second.stream.peek();
     if (header.envelope.run > envelope_.run)
       fail_disagreement(what.peer, wire::describe(header.envelope), wire::describe(envelope_));
   }
   if (streamed && incoming->second.stream.ended())
-    throw ConnectionLost("rank " + std::to_string(what.peer) + " closed its connection while rank " +
-                             std::to_string(mesh_.rank()) + " waited for it " + what.action,
+    throw ConnectionLost("rank " + std::to_string(what.peer) +
+                             " closed its connection while rank " + std::to_string(mesh_.rank()) +
+                             " waited for it " + what.action,
                          what.peer);
   if (departed)
     throw TransportError("rank " + std::to_string(what.peer) +

@@ -23,8 +23,8 @@ std::string encode_u64(std::uint64_t value) {
 }
 
 std::uint64_t decode_u64(const std::string& raw) {
-  return raw.size() < 8 ? 0 : wire::get<std::uint64_t>(
-                                  reinterpret_cast<const std::byte*>(raw.data()));
+  return raw.size() < 8 ? 0
+                        : wire::get<std::uint64_t>(reinterpret_cast<const std::byte*>(raw.data()));
 }
 
 }  // namespace
@@ -37,9 +37,9 @@ Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
   const PeerAddress& target = peers_[peer];
   try {
     Fd fd = transport::dial(target.addresses, target.port, deadline, abort_);
-    shake_hands_as_dialler(
-        fd.get(), {.purpose = purpose, .group = group_, .from = rank_, .to = peer}, secret_,
-        deadline, abort_);
+    shake_hands_as_dialler(fd.get(),
+                           {.purpose = purpose, .group = group_, .from = rank_, .to = peer},
+                           secret_, deadline, abort_);
     return fd;
   } catch (const TransportError& error) {
     abort_.throw_if_raised();

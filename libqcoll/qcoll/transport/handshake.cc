@@ -67,8 +67,9 @@ void shake_hands_as_dialler(int fd, Hello hello, const wire::Secret& secret,
   std::copy(challenge.begin(), challenge.begin() + wire::kNonceBytes, nonce.begin());
   const wire::Mac expected = listener_mac(secret, raw, nonce);
   if (!wire::equal_in_constant_time(ConstBytes(challenge).subspan(wire::kNonceBytes), expected))
-    throw TransportError("the process that listens there does not know the group's secret; is it "
-                         "of another job?");
+    throw TransportError(
+        "the process that listens there does not know the group's secret; is it "
+        "of another job?");
   send_all(fd, dialler_mac(secret, raw, nonce), deadline, abort);
 }
 

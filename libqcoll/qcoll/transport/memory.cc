@@ -24,7 +24,7 @@ std::shared_ptr<Memory> Memory::attach(int pid, int fd, std::size_t bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   Fd opened(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!opened) throw TransportError(system_error_text("open of " + path, errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(opened.get(), &status) != 0)
     throw TransportError(system_error_text("fstat of " + path, errno));
   if (static_cast<std::size_t>(status.st_size) != bytes)

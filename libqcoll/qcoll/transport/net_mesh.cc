@@ -29,9 +29,8 @@ std::string to_hex(const Mark& mark) {
 std::size_t usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0
-             ? static_cast<std::size_t>(CPU_COUNT(&set))
-             : 1;
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<std::size_t>(CPU_COUNT(&set))
+                                                        : 1;
 }
 
 }  // namespace
@@ -47,8 +46,8 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
   // Before the address is published: a peer may dial as soon as it is.
   plane_->add(links_);
   try {
-    const Identity mine = own_identity(rank, options.node, plane_->port(), plane_->addresses(),
-                                       options.agreement);
+    const Identity mine =
+        own_identity(rank, options.node, plane_->port(), plane_->addresses(), options.agreement);
     identities_ = roll_call(store, mine, size, deadline);
     std::vector<PeerAddress> peers;
     for (const Identity& other : identities_)

@@ -170,10 +170,9 @@ Listener listen_on(const Address* only) {
       why = system_error_text("listening on " + address.text(), errno);
       continue;
     }
-    const std::uint16_t port =
-        ntohs(address.storage.ss_family == AF_INET6
-                  ? reinterpret_cast<const sockaddr_in6&>(storage).sin6_port
-                  : reinterpret_cast<const sockaddr_in&>(storage).sin_port);
+    const std::uint16_t port = ntohs(address.storage.ss_family == AF_INET6
+                                         ? reinterpret_cast<const sockaddr_in6&>(storage).sin6_port
+                                         : reinterpret_cast<const sockaddr_in&>(storage).sin_port);
     return {std::move(fd), port};
   }
   throw TransportError(why);
@@ -186,8 +185,8 @@ Fd dial(const std::vector<Address>& addresses, std::uint16_t port, const Deadlin
     std::string why;
     Fd fd = dial_one(address, port, deadline, abort, why);
     if (fd) return fd;
-    tried += (tried.empty() ? "" : "; ") + address.text() + " port " + std::to_string(port) +
-             ": " + why;
+    tried +=
+        (tried.empty() ? "" : "; ") + address.text() + " port " + std::to_string(port) + ": " + why;
     if (deadline.passed()) break;
   }
   throw TransportError("no connection (" + tried +

@@ -22,16 +22,16 @@ bool SendStream::push(Trace* trace) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      throw ConnectionLost(
-          system_error_text("sending to rank " + std::to_string(peer_), errno), peer_);
+      throw ConnectionLost(system_error_text("sending to rank " + std::to_string(peer_), errno),
+                           peer_);
     }
     progress = true;
     item.rest = item.rest.subspan(static_cast<std::size_t>(sent));
     if (!item.rest.empty()) break;  // a short write: the kernel's buffer is full
     if (trace != nullptr) {
       const wire::Header header = wire::parse_header(item.message.data());
-      trace->record({TraceEvent::Kind::kSend, peer_, header.tag, header.chunk, item.enqueued,
-                     Clock::now()});
+      trace->record(
+          {TraceEvent::Kind::kSend, peer_, header.tag, header.chunk, item.enqueued, Clock::now()});
     }
     --*item.outstanding;
     queue_.pop_front();

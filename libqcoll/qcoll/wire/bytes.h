@@ -20,8 +20,7 @@ template <class T>
   requires std::is_unsigned_v<T>
 T get(const std::byte* at) {
   std::uint64_t value = 0;
-  for (std::size_t i = 0; i < sizeof(T); ++i)
-    value |= static_cast<std::uint64_t>(at[i]) << (8 * i);
+  for (std::size_t i = 0; i < sizeof(T); ++i) value |= static_cast<std::uint64_t>(at[i]) << (8 * i);
   return static_cast<T>(value);
 }
 

@@ -12,10 +12,9 @@ namespace qcoll::wire {
 Mac hmac_sha256(const Secret& secret, ConstBytes message) {
   Mac mac;
   unsigned length = 0;
-  const auto* result =
-      HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-           reinterpret_cast<const unsigned char*>(message.data()), message.size(),
-           reinterpret_cast<unsigned char*>(mac.data()), &length);
+  const auto* result = HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+                            reinterpret_cast<const unsigned char*>(message.data()), message.size(),
+                            reinterpret_cast<unsigned char*>(mac.data()), &length);
   if (result == nullptr || length != mac.size()) throw TransportError("OpenSSL: HMAC failed");
   return mac;
 }
