@@ -13,7 +13,8 @@
 namespace qcoll::codec {
 
 // One row of the kernel table: the kernels of one instruction set. Arrays are indexed by DType
-// (float32, bfloat16, float16). `x` and `y` need only the alignment of their element type.
+// (float32, bfloat16, float16). `x` and `y` need only the alignment of their element type and must
+// not overlap; `block` is a multiple of 32 up to 4096.
 struct Kernels {
   using Encode = std::size_t (*)(const void* x, std::size_t count, std::size_t block,
                                  void* payload, std::uint16_t* scales);
@@ -30,10 +31,10 @@ struct Kernels {
   Decode decode_int4[kFloatDTypes];
   DecodeAdd add_int8;
   DecodeAdd add_int4;
-  // Casts: round to nearest even, NaN stays NaN, overflow becomes Inf unless said otherwise.
+  // Casts: to nearest even; NaN stays NaN, Inf stays Inf, a finite value saturates.
   void (*to_bf16[kFloatDTypes])(const void* x, std::size_t count, std::uint16_t* y);
   void (*from_bf16[kFloatDTypes])(const std::uint16_t* x, std::size_t count, void* y);
-  // Sums in fp32.
+  // Sums in fp32. NaN becomes the canonical one; sum and scaled overflow to Inf.
   void (*widen[kFloatDTypes])(const void* x, std::size_t count, float* sum);      // sum = x
   void (*widen_add[kFloatDTypes])(const void* x, std::size_t count, float* sum);  // sum += x
   void (*store_sum[kFloatDTypes])(const float* sum, std::size_t count, void* y);
