@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import torch  # noqa: F401  before qcoll._register: at its end torch loads that module itself
+
 from qcoll._register import autoload, register
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ _EXIT_GRACE = datetime.timedelta(seconds=1)
 
 def register() -> None:
     """Registers the backend for cpu and cuda tensors. The compiled half is loaded on first use."""
-    if "QCOLL" in dist.Backend._plugins:
+    if not dist.is_available() or "QCOLL" in dist.Backend._plugins:
         return
     dist.Backend.register_backend(
         "qcoll", _create_backend, extended_api=True, devices=["cpu", "cuda"]
