@@ -56,6 +56,7 @@ Backend::Step Backend::make_step(const NativeCall& call, const at::Tensor& tenso
                                       .coalesced = call.coalesced,
                                       .list_form = call.list_form,
                                       .spans_nodes = group_->topology().spans_nodes()});
+  group_->communicator().check(call.collective, dtype, choice);
   const std::string text = what + " of " + c10::toString(tensor.scalar_type()) + ", codec " +
                            comm::to_string(choice.codecs);
   return {text, call.verb, dtype, std::move(choice), std::move(run)};

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <string>
 
 #include "qcoll/algo/encoding.h"
 #include "qcoll/algo/reduce_scatter.h"
 #include "qcoll/algo/slices.h"
+#include "qcoll/base/error.h"
 #include "qcoll/topo/topology.h"
 #include "qcoll/wire/header.h"
 
@@ -69,6 +71,7 @@ inline algo::Slices slices_to_reduce(std::size_t count, int ranks,
   return {align_up(ceil_div(count, ranks), common_block(codecs)), count, chunk};
 }
 
+// Throws UsageError when not even the smallest chunk fits.
 inline Chunking choose_chunking(wire::Collective collective, const topo::Topology& topo,
                                 std::span<const wire::CodecSpec> codecs, DType dtype) {
   const std::size_t block = common_block(codecs);
@@ -84,7 +87,11 @@ inline Chunking choose_chunking(wire::Collective collective, const topo::Topolog
     for (std::size_t chunk = largest; chunk >= block; chunk = chunk / 2 / block * block)
       if (fits(chunk, depth) && (chunk * 8 >= largest || depth == algo::kMinDepth))
         return {chunk, depth};
-  return {block, algo::kMinDepth};
+  throw UsageError("the blocks of these codecs have " + std::to_string(block) +
+                   " as their least common multiple, and chunks of that many elements do not fit "
+                   "the staging memory in a world of " +
+                   std::to_string(topo.size()) +
+                   " ranks; choose blocks that divide each other, for example powers of two");
 }
 
 }  // namespace qcoll::comm

@@ -78,6 +78,11 @@ void Communicator::set_trace(Trace* trace) {
   exchange_.set_trace(trace);
 }
 
+void Communicator::check(wire::Collective collective, DType dtype, const Choice& choice) const {
+  if (topo_.size() > 1)
+    choose_chunking(collective, topo_, codecs_by_level(choice.codecs, topo_), dtype);
+}
+
 host::LaneCall Communicator::lane_call(const Call& call, wire::Collective collective,
                                        std::size_t count, Reduction reduction) const {
   host::LaneCall lane;

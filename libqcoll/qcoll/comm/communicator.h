@@ -43,6 +43,10 @@ class Communicator {
 
   static std::size_t memory_bytes(const topo::Topology& topology);
 
+  // Throws UsageError if such a call cannot run at all. Call it before queueing: an error inside
+  // the data path would end the group.
+  void check(wire::Collective collective, DType dtype, const Choice& choice) const;
+
   // Rank r's `count` elements arrive at outputs[r]. inputs and outputs may be the same memory for
   // the own slice (in place); other overlap is not allowed.
   void all_gather(const Call& call, const std::byte* input, std::vector<std::byte*> outputs,
