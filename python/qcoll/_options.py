@@ -20,25 +20,27 @@ if TYPE_CHECKING:
 else:
     _NativeOptions = _native.load().Options
 
-_Value = str | int | bool | Sequence[str | torch.dtype]
+_Value = str | int | bool | torch.dtype | Sequence[str | torch.dtype]
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def _spell(key: str, value: _Value) -> str:
+def _spell(key: str, value: object) -> str:
     """A setting as the core spells it; the core checks it."""
     if isinstance(value, bool):
         return "1" if value else "0"
-    if isinstance(value, str | int):
+    if isinstance(value, (str, int)):
         return str(value)
-    names = []
-    for item in value:
-        if isinstance(item, torch.dtype) and item not in _DTYPE_NAMES:
-            raise ValueError(f"qcoll option {key}: {item} is not one of {list(_DTYPE_NAMES)}")
-        names.append(_DTYPE_NAMES[item] if isinstance(item, torch.dtype) else item)
+    items = value if isinstance(value, (tuple, list, set, frozenset)) else [value]
+    names = [_DTYPE_NAMES.get(item, item) for item in items]  # type: ignore[call-overload]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"qcoll option {key}={value!r} is not understood; accepted: a string, an int, a bool, "
+            "or a list of dtypes out of fp32, bf16, fp16"
+        )
     return ",".join(names)
 
 
-def _spell_all(settings: Mapping[str, _Value | None]) -> dict[str, str]:
+def _spell_all(settings: Mapping[str, object]) -> dict[str, str]:
     return {key: _spell(key, value) for key, value in settings.items() if value is not None}
 
 
@@ -72,13 +74,14 @@ class Options(_NativeOptions):
         reduce_scatter: str | None = None,
         all_reduce: str | None = None,
         all_to_all: str | None = None,
-        all_gather_dtypes: Sequence[str | torch.dtype] | None = None,
+        all_gather_dtypes: str | torch.dtype | Sequence[str | torch.dtype] | None = None,
         min_bytes: int | None = None,
         coalesced: bool | None = None,
         scope: str | None = None,
+        **unknown: object,
     ) -> None:
         super().__init__()
-        settings: dict[str, _Value | None] = {
+        settings: dict[str, object] = {
             "all_gather": all_gather,
             "reduce_scatter": reduce_scatter,
             "all_reduce": all_reduce,
@@ -87,6 +90,7 @@ class Options(_NativeOptions):
             "min_bytes": min_bytes,
             "coalesced": coalesced,
             "scope": scope,
+            **unknown,  # refused below, with the list of those that exist
         }
         for key, value in _spell_all(settings).items():
             self.set(key, value)

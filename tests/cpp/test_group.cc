@@ -2,13 +2,11 @@
 // through an in-process store.
 #include <doctest/doctest.h>
 
-#include <condition_variable>
 #include <cstring>
 #include <future>
-#include <map>
-#include <mutex>
 #include <tuple>
 
+#include "map_store.h"
 #include "qcoll/base/error.h"
 #include "qcoll/comm/group.h"
 #include "ranks.h"
@@ -17,26 +15,6 @@ using namespace qcoll;
 using namespace std::chrono_literals;
 
 namespace {
-
-class MapStore final : public transport::Rendezvous {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-  std::string get(const std::string& key, const Deadline& deadline) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, deadline.at(), [&] { return values_.contains(key); }))
-      throw TransportError("nobody set " + key);
-    return values_[key];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 struct Setup {
   std::string nodes = "01";
@@ -89,7 +67,7 @@ TEST_CASE("groups form over shared memory and TCP and gather") {
   for (const std::string nodes : {"0", "00", "01", "0011", "010", "00112"})
     for (const bool share_memory : {true, false}) {
       CAPTURE(nodes);
-      MapStore store;
+      test::MapStore store;
       const Setup setup{.nodes = nodes, .share_memory = share_memory};
       const int size = static_cast<int>(nodes.size());
       test::run_ranks(size, [&](int rank) {
@@ -105,7 +83,7 @@ TEST_CASE("groups form over shared memory and TCP and gather") {
 }
 
 TEST_CASE("several groups work at once from several threads") {
-  MapStore stores[3];
+  test::MapStore stores[3];
   test::run_ranks(6, [&](int thread) {
     comm::Group group(stores[thread / 2], config_of({.nodes = "01"}, thread % 2));
     for (int i = 0; i < 50; ++i) CHECK(gather_works(group, 5000, i % 2 == 0));
@@ -113,7 +91,7 @@ TEST_CASE("several groups work at once from several threads") {
 }
 
 TEST_CASE("abort wakes a blocked rank and refuses later calls with the first cause") {
-  MapStore store;
+  test::MapStore store;
   test::run_ranks(2, [&](int rank) {
     comm::Group group(store, config_of({.nodes = "01"}, rank));
     if (rank == 1) {
@@ -137,7 +115,7 @@ TEST_CASE("abort wakes a blocked rank and refuses later calls with the first cau
 }
 
 TEST_CASE("a rank that calls something else is named on every rank, neighbours or not") {
-  MapStore store;
+  test::MapStore store;
   std::vector<std::string> errors(4);
   test::run_ranks(4, [&](int rank) {
     comm::Group group(store, config_of({.nodes = "0011"}, rank));
@@ -156,7 +134,7 @@ TEST_CASE("a rank that calls something else is named on every rank, neighbours o
 }
 
 TEST_CASE("a late rank is named on every rank, with where it was") {
-  MapStore store;
+  test::MapStore store;
   std::vector<std::string> errors(3);
   test::run_ranks(3, [&](int rank) {
     comm::Group group(store, config_of({.nodes = "012"}, rank));
@@ -178,7 +156,7 @@ TEST_CASE("a late rank is named on every rank, with where it was") {
 }
 
 TEST_CASE("a rank that leaves while others wait for it is named") {
-  MapStore store;
+  test::MapStore store;
   test::run_ranks(2, [&](int rank) {
     comm::Group group(store, config_of({.nodes = "01"}, rank));
     if (rank == 1) return;
@@ -195,7 +173,7 @@ TEST_CASE("a rank that leaves while others wait for it is named") {
 }
 
 TEST_CASE("ranks with different options learn which and whose when the group is formed") {
-  MapStore store;
+  test::MapStore store;
   std::vector<std::string> errors(2);
   test::run_ranks(2, [&](int rank) {
     auto config = config_of({.nodes = "01"}, rank);

@@ -1,10 +1,14 @@
 #include "qcoll/comm/options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
+#include <set>
 
 #include "qcoll/base/error.h"
 
@@ -17,6 +21,16 @@ constexpr std::array<std::string_view, 8> kKeys = {
 
 // Chunks hold whole blocks of every level's codec; see comm/chunking.h.
 constexpr std::size_t kMaxCommonBlock = 32 * 1024;
+
+// Read elsewhere: at import, when a group is formed, when the codec's kernels are chosen.
+constexpr std::array<std::string_view, 5> kOtherVariables = {
+    "QCOLL_DEFAULT", "QCOLL_FORCE_ISA", "QCOLL_NODE", "QCOLL_SHM", "QCOLL_SOCKET_IFNAME"};
+
+std::string variable_of(std::string_view key) {
+  std::string name = "QCOLL_";
+  for (const char c : key) name += static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return name;
+}
 
 [[noreturn]] void reject(std::string_view key, std::string_view value,
                          const std::string& accepted) {
@@ -131,11 +145,21 @@ void Settings::set(std::string_view key, std::string_view value) {
 
 Settings Settings::from_environment() {
   Settings settings;
+  std::set<std::string, std::less<>> known(kOtherVariables.begin(), kOtherVariables.end());
   for (const std::string_view key : kKeys) {
-    std::string name = "QCOLL_";
-    for (const char c : key) name += static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+    const std::string name = variable_of(key);
+    known.insert(name);
     if (const char* value = std::getenv(name.c_str()); value != nullptr && *value != '\0')
       settings.set(key, value);
+  }
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view name =
+        std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+    if (!name.starts_with("QCOLL_") || known.contains(name)) continue;
+    std::string names;
+    for (const auto& k : known) names += (names.empty() ? "" : ", ") + k;
+    throw UsageError("the environment has " + std::string(name) +
+                     ", which qcoll does not know; it knows " + names);
   }
   return settings;
 }

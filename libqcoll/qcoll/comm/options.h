@@ -49,6 +49,7 @@ class Settings {
  public:
   // Throws UsageError that names the key, the value and what is accepted.
   void set(std::string_view key, std::string_view value);
+  // A QCOLL_ variable that nothing reads is refused too: it is a misspelling.
   static Settings from_environment();
 
   bool empty() const;

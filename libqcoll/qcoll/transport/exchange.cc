@@ -83,8 +83,12 @@ bool Exchange::slot_free(const OwnRing& ring, std::uint32_t index, Rank* laggard
   if (index < ring.depth) return true;
   const auto& state = ring.slots[index % ring.depth];
   const std::uint32_t occupants = index - ring.depth + 1;  // that must have left
-  *laggard = mesh_.rank();
-  if (state.sends > 0 || state.held) return false;
+  if (state.sends > 0 || state.held) {
+    *laggard = mesh_.rank();
+    for (const auto& [peer, stream] : senders_)
+      if (!stream.idle()) *laggard = peer;
+    return false;
+  }
   for (const Rank reader : ring.mapped_readers) {
     const auto& consumed = board_.consumed(ring.tag, reader_of_.at(reader));
     *laggard = reader;
@@ -95,10 +99,9 @@ bool Exchange::slot_free(const OwnRing& ring, std::uint32_t index, Rank* laggard
 
 Exchange::Slot Exchange::reserve(std::uint32_t tag) {
   OwnRing& ring = *encode_rings_.at(tag);
-  Rank laggard = mesh_.rank();
-  if (!slot_free(ring, ring.filled, &laggard))
-    wait_until([&] { return slot_free(ring, ring.filled, &laggard); },
-               {laggard, "to take earlier chunks"});
+  Waiting what{mesh_.rank(), "to take earlier chunks"};
+  if (!slot_free(ring, ring.filled, &what.peer))
+    wait_until([&] { return slot_free(ring, ring.filled, &what.peer); }, what);
   const std::uint32_t index = ring.filled++;
   return {.message = ring.slot(index), .index = index, .own = &ring};
 }

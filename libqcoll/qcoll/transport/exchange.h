@@ -87,6 +87,7 @@ class Exchange {
     OwnRing* landing = nullptr;  // of the message whose payload is arriving
   };
 
+  // Whether message `index` may take its slot; else who has not passed the one before.
   bool slot_free(const OwnRing& ring, std::uint32_t index, Rank* laggard) const;
   void layout_rings(std::span<const RingSpec> rings, std::uint32_t depth);
   void drain_previous_run();
