@@ -4,17 +4,40 @@
 #include <utility>
 
 #include "backend.h"
+#include "callbacks.h"
 #include "qcoll/base/error.h"
 #include "tensor_args.h"
 
 namespace qcoll::torch_binding {
 namespace {
 
-std::string reason_of(const c10::ivalue::Future& future) {
+std::string text_of(const std::exception_ptr& error) {
   try {
-    std::rethrow_exception(future.exception_ptr());
-  } catch (const std::exception& error) {
-    return error.what();
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+// Empty when it succeeded.
+std::string reason_of(const c10::ivalue::Future& future) {
+  return future.hasError() ? text_of(future.exception_ptr()) : "";
+}
+
+std::string wait_for(c10d::Work& work) {
+  try {
+    work.wait();
+    return "";
+  } catch (...) {
+    return text_of(std::current_exception());
+  }
+}
+
+Pointer<c10::ivalue::Future> future_of(c10d::Work& work) {
+  try {
+    return work.getFuture();
+  } catch (const c10::Error&) {
+    return nullptr;
   }
 }
 
@@ -60,14 +83,17 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
       [work, sequence, since, group = group_.get()](const TransportError& cause) {
         work->complete(std::make_exception_ptr(group->in_context(sequence, cause, since)));
       });
-  inner->getFuture()->addCallback(
-      [work, sequence, since, subscription, group = group_](c10::ivalue::Future& future) {
-        group->end_delegated(sequence);
-        work->complete(future.hasError() ? std::make_exception_ptr(group->in_context(
-                                               sequence, TransportError(reason_of(future)), since))
-                                         : nullptr);
-        group->abort_flag().unsubscribe(subscription);
-      });
+  const auto end = [work, sequence, since, subscription, group = group_](const std::string& error) {
+    group->end_delegated(sequence);
+    work->complete(error.empty() ? nullptr
+                                 : std::make_exception_ptr(
+                                       group->in_context(sequence, TransportError(error), since)));
+    group->abort_flag().unsubscribe(subscription);
+  };
+  if (const auto future = future_of(*inner))
+    future->addCallback([end](c10::ivalue::Future& done) { end(reason_of(done)); });
+  else  // some of gloo's works are composed of others and have no future: a thread waits for them
+    Callbacks::shared().run([end, inner] { end(wait_for(*inner)); });
   if (!async_op) work->wait(kNoTimeout);
   return track(work);
 }

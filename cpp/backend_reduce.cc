@@ -35,8 +35,10 @@ Backend::Step Backend::reduce_step(const NativeCall& call, comm::Reduction reduc
                    });
 }
 
-Pointer<c10d::Work> Backend::scatter_from(NativeCall call, const at::Tensor& output,
-                                          const at::Tensor& input, const c10d::ReduceOp& op) {
+Pointer<c10d::Work> Backend::scatter_from(NativeCall call, const at::Tensor& given_output,
+                                          const at::Tensor& given_input, const c10d::ReduceOp& op) {
+  const at::Tensor output = summable_view(given_output, op);
+  const at::Tensor input = summable_view(given_input, op);
   require_cpu(output, call.verb);
   require_cpu(input, call.verb);
   require_same_dtype(output, input, call.verb);
@@ -152,8 +154,9 @@ Pointer<c10d::Work> Backend::reduce_scatter(Tensors& outputs, std::vector<Tensor
   return run_native(call, list, outputs, {std::move(step)});
 }
 
-Pointer<c10d::Work> Backend::reduce_all(NativeCall call, const at::Tensor& tensor,
+Pointer<c10d::Work> Backend::reduce_all(NativeCall call, const at::Tensor& given,
                                         const c10d::ReduceOp& op) {
+  const at::Tensor tensor = given.is_sparse() ? given : summable_view(given, op);
   const auto reduction = tensor.is_sparse() ? std::nullopt : native_reduction(op, dtype_of(tensor));
   if (reduction) {
     require_cpu(tensor, call.verb);

@@ -1,5 +1,6 @@
 #include "tensor_args.h"
 
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
 
 #include <sstream>
@@ -140,6 +141,12 @@ std::optional<comm::Reduction> native_reduction(const c10d::ReduceOp& op, DType 
     default:
       return std::nullopt;
   }
+}
+
+at::Tensor summable_view(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const bool linear = op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG ||
+                      op.op_ == c10d::ReduceOp::PREMUL_SUM;
+  return tensor.is_complex() && linear ? at::view_as_real(tensor) : tensor;
 }
 
 std::string text_of(const c10d::ReduceOp& op) {

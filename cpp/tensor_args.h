@@ -42,5 +42,7 @@ std::vector<std::byte*> output_slices(const at::Tensor& tensor, int ranks);
 // The reduction if the engine computes it: SUM, AVG and PREMUL_SUM of float32, bfloat16, float16.
 std::optional<comm::Reduction> native_reduction(const c10d::ReduceOp& op, DType dtype);
 std::string text_of(const c10d::ReduceOp& op);
+// Complex numbers are summed by parts: a view as pairs of reals when `op` allows it.
+at::Tensor summable_view(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
 }  // namespace qcoll::torch_binding

@@ -62,8 +62,8 @@ comm::Call call_of(const std::string& verb, const std::string& codec_text, std::
           .timeout = std::chrono::seconds(60)};
 }
 
-const std::vector<std::string> kWorlds{"0",    "00",    "01",     "0011",  "0101",  "001",
-                                       "0001", "00112", "001122", "01234", "000111"};
+const std::vector<std::string> kWorlds{"0",     "00",   "01",    "0011",   "0101",  "001",
+                                       "00111", "0001", "00112", "001122", "01234", "000111"};
 const std::vector<std::size_t> kCounts{0, 1, 31, 257, 70001, 300007};
 
 double tolerance(const std::string& codec_text, double scale) {

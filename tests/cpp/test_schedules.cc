@@ -46,8 +46,16 @@ std::vector<Labels> all_topologies() {
       if (n * g > 1) all.push_back(uniform_nodes(n, g));
   all.push_back(interleaved_nodes(2, 2));
   all.push_back(interleaved_nodes(3, 2));
-  for (const auto& sizes :
-       std::vector<std::vector<int>>{{2, 1}, {1, 3}, {3, 1, 2}, {1, 1, 4}, {4, 2, 3, 1}})
+  for (const auto& sizes : std::vector<std::vector<int>>{{2, 1},
+                                                         {1, 3},
+                                                         {3, 1, 2},
+                                                         {1, 1, 4},
+                                                         {4, 2, 3, 1},
+                                                         {2, 3},
+                                                         {3, 2},
+                                                         {3, 4},
+                                                         {2, 2, 3},
+                                                         {2, 3, 2, 4}})
     all.push_back(uneven_nodes(sizes));
   all.push_back({"b", "a", "a", "b", "c"});
   all.push_back({"r0/a", "r0/a", "r0/b", "r0/b", "r1/c", "r1/c", "r1/d", "r1/d"});
@@ -217,6 +225,17 @@ TEST_CASE("all_to_all delivers equal and unequal splits, with the fewest slots")
           check_covers(outcome.ranks[r].outputs, from, elements(from, r));
     }
   }
+}
+
+TEST_CASE("one slot fewer than the engine's least is not enough") {
+  // Three nodes on a ring: each waits for its successor to take what it passes on.
+  const auto topologies = topologies_of(uniform_nodes(3, 1));
+  const algo::Slices slices{5 * kChunk, 15 * kChunk, kChunk};
+  const auto lanes = record(topologies, kInt8, [&](auto& lane, const auto& topo) {
+    algo::all_gather(lane, topo, slices, algo::OwnSlice::kDecode);
+  });
+  CHECK(test::simulate(topologies, lanes, algo::kMinDepth, 1).finished);
+  CHECK_FALSE(test::simulate(topologies, lanes, algo::kMinDepth - 1, 1).finished);
 }
 
 TEST_CASE("a schedule that waits for its own later send is reported as stuck, not as finished") {

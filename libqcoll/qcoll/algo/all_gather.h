@@ -7,8 +7,8 @@
 // 3. Inside a node, every rank decodes from the slots of its peers in place.
 // Each encoded byte crosses into a node once.
 //
-// The static order: at tick t, step s of chunk t - s, then the node-local reading of what arrived
-// in the tick before.
+// The static order: at tick t, the node-local reading of what arrived in the tick before, then step
+// s of chunk t - s.
 #pragma once
 
 #include <algorithm>
@@ -87,11 +87,13 @@ class AllGather {
     const std::size_t chunks = slices_.chunks();
     for (std::size_t tick = 0; tick < chunks + rails_.steps() * kLag; ++tick) {
       // A chunk number below zero wraps and is out of range like one that is too large.
-      for (int step = 0; step < rails_.steps(); ++step)
-        if (const std::size_t chunk = tick - step * kLag; chunk < chunks) carry(step, chunk);
+      // Peers first: a leader of uneven nodes passes their shards on here, and the next leader
+      // waits for them in the same tick.
       for (int step = 0; step < rails_.steps(); ++step)
         if (const std::size_t chunk = tick - (step + 1) * kLag; chunk < chunks)
           read_peers(step, chunk);
+      for (int step = 0; step < rails_.steps(); ++step)
+        if (const std::size_t chunk = tick - step * kLag; chunk < chunks) carry(step, chunk);
     }
   }
 
