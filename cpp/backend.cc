@@ -2,6 +2,7 @@
 
 #include <Python.h>
 #include <c10/core/ScalarType.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -67,7 +68,10 @@ class WithoutGil {
 
 Backend::Backend(const Pointer<c10d::Store>& store, int rank, int size,
                  const Pointer<BackendOptions>& options, Pointer<c10d::Backend> delegate)
-    : c10d::Backend(rank, size), options_(options), delegate_(std::move(delegate)) {
+    : c10d::Backend(rank, size),
+      owner_pid_(::getpid()),
+      options_(options),
+      delegate_(std::move(delegate)) {
   const WithoutGil without_gil;
   TorchStore rendezvous(store);
   std::optional<comm::GroupConfig> config;
@@ -88,6 +92,12 @@ Backend::~Backend() {
     live_backends().erase(this);
   }
   const WithoutGil without_gil;
+  if (owner_pid_ != ::getpid()) {
+    // A forked child's copies: their threads do not exist here, and joining them would not end.
+    (void)delegate_.release();
+    new std::shared_ptr<comm::Group>(group_);
+    return;
+  }
   close(std::chrono::milliseconds(0));
   // A delegate that is still stuck in a call would block here until that call's timeout, and its
   // abort wakes nobody. It is better left behind.

@@ -156,6 +156,7 @@ class Backend final : public c10d::Backend {
   void close(std::chrono::milliseconds grace);
   Pointer<c10d::Work> track(Pointer<c10d::Work> work);  // for endCoalescing
 
+  const int owner_pid_;
   const Pointer<BackendOptions> options_;
   Pointer<c10d::Backend> delegate_;
   std::shared_ptr<comm::Group> group_;  // shared with callbacks of the delegate

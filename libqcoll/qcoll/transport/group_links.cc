@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "qcoll/base/fork.h"
 #include "qcoll/wire/bytes.h"
 
 namespace qcoll::transport {
@@ -32,6 +33,11 @@ std::uint64_t decode_u64(const std::string& raw) {
 GroupLinks::GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
                        OperationLog& log, const Bell& bell)
     : rank_(rank), group_(group), secret_(secret), log_(log), bell_(bell), links_(size) {}
+
+GroupLinks::~GroupLinks() {
+  for (const Link& link : links_)
+    if (link.fd) forget(link.fd.get());
+}
 
 Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
   const PeerAddress& target = peers_[peer];
@@ -128,6 +134,7 @@ bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
   if (links_[from].opened) return false;
   links_[from].fd = std::move(fd);
   links_[from].opened = true;
+  hide_from_children(links_[from].fd.get());
   arrived_.notify_all();
   return true;
 }
@@ -250,6 +257,7 @@ void GroupLinks::link_ended(Rank peer, const std::string& why) {
   std::string label;
   {
     const std::lock_guard lock(mutex_);
+    forget(links_[peer].fd.get());
     links_[peer].fd.reset();
     label = peers_.empty() ? "rank " + std::to_string(peer) : peers_[peer].label;
   }

@@ -34,6 +34,9 @@ class GroupLinks {
  public:
   GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
              OperationLog& log, const Bell& bell);
+  ~GroupLinks();
+  GroupLinks(const GroupLinks&) = delete;
+  GroupLinks& operator=(const GroupLinks&) = delete;
 
   std::uint64_t group() const { return group_; }
   Rank rank() const { return rank_; }

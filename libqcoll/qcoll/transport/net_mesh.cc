@@ -1,6 +1,7 @@
 #include "qcoll/transport/net_mesh.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -37,7 +38,8 @@ std::size_t usable_cpus() {
 
 NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& options,
                  OperationLog& log, const Deadline& deadline)
-    : rank_(rank),
+    : owner_pid_(::getpid()),
+      rank_(rank),
       bell_(Bell::create()),
       plane_(ControlPlane::shared()),
       share_memory_(options.share_memory) {
@@ -69,6 +71,7 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
 }
 
 NetMesh::~NetMesh() {
+  if (owner_pid_ != ::getpid()) return;  // a forked child's copy; the group is its parent's
   links_->leave();
   plane_->remove(*links_);
 }

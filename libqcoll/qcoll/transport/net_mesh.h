@@ -62,6 +62,7 @@ class NetMesh final : public Mesh {
   };
   void attach(Rank peer, const std::string& record);
 
+  const int owner_pid_;
   const Rank rank_;
   Bell bell_;
   std::shared_ptr<ControlPlane> plane_;

@@ -1,0 +1,1 @@
+"""``python -m examples.demo``: train a small GPT through gloo and through qcoll, and compare."""

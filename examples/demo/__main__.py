@@ -1,0 +1,5 @@
+import sys
+
+from examples.demo.run import main
+
+sys.exit(main())
