@@ -74,14 +74,12 @@ Backend::Backend(const Pointer<c10d::Store>& store, int rank, int size,
       delegate_(std::move(delegate)) {
   const WithoutGil without_gil;
   TorchStore rendezvous(store);
-  std::optional<comm::GroupConfig> config;
   try {
-    config = config_of(rank, size, *options);
-  } catch (const UsageError& error) {
+    group_ = std::make_shared<comm::Group>(rendezvous, config_of(rank, size, *options));
+  } catch (const std::exception& error) {
     transport::refuse_to_join(rendezvous, rank, error.what());
     throw;
   }
-  group_ = std::make_shared<comm::Group>(rendezvous, *config);
   const std::lock_guard lock(live_mutex());
   live_backends().insert(this);
 }

@@ -1,4 +1,5 @@
 // All-to-all, single tensors and lists, equal and unequal splits.
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -23,11 +24,13 @@ std::vector<std::size_t> split_counts(const at::Tensor& tensor,
                        " equal parts; pass " + which + "_split_sizes");
     sizes.assign(ranks, rows / ranks);
   }
-  if (sizes.size() != static_cast<std::size_t>(ranks) ||
+  const bool negative =
+      std::any_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size < 0; });
+  if (negative || sizes.size() != static_cast<std::size_t>(ranks) ||
       std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) != rows)
     throw UsageError("qcoll all_to_all_single: " + std::string(which) + "_split_sizes must be " +
-                     std::to_string(ranks) + " numbers that sum to " + std::to_string(rows) +
-                     ", the first dimension of " + text_of(tensor));
+                     std::to_string(ranks) + " numbers from 0 on that sum to " +
+                     std::to_string(rows) + ", the first dimension of " + text_of(tensor));
   const std::size_t row = rows > 0 ? count_of(tensor) / rows : 0;
   std::vector<std::size_t> counts;
   for (const std::int64_t size : sizes) counts.push_back(size * row);

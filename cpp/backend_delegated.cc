@@ -11,25 +11,28 @@
 namespace qcoll::torch_binding {
 namespace {
 
-std::string text_of(const std::exception_ptr& error) {
+// An error of the caller (a dtype that the delegate cannot average) stays what it is, and the group
+// lives. Anything else comes from the delegate's transport, and ends the group.
+std::exception_ptr blame(comm::Group& group, std::uint64_t sequence, Clock::time_point since,
+                         const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const c10::Error&) {
+    return error;
+  } catch (const std::logic_error&) {
+    return error;
   } catch (const std::exception& e) {
-    return e.what();
+    const TransportError cause = group.fail_with_best_cause(ConnectionLost(e.what()));
+    return std::make_exception_ptr(group.in_context(sequence, cause, since));
   }
 }
 
-// Empty when it succeeded.
-std::string reason_of(const c10::ivalue::Future& future) {
-  return future.hasError() ? text_of(future.exception_ptr()) : "";
-}
-
-std::string wait_for(c10d::Work& work) {
+std::exception_ptr error_of(c10d::Work& work) {
   try {
     work.wait();
-    return "";
+    return nullptr;
   } catch (...) {
-    return text_of(std::current_exception());
+    return std::current_exception();
   }
 }
 
@@ -83,17 +86,17 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
       [work, sequence, since, group = group_.get()](const TransportError& cause) {
         work->complete(std::make_exception_ptr(group->in_context(sequence, cause, since)));
       });
-  const auto end = [work, sequence, since, subscription, group = group_](const std::string& error) {
+  const auto end = [work, sequence, since, subscription, group = group_](std::exception_ptr error) {
+    work->complete(error ? blame(*group, sequence, since, error) : nullptr);
     group->end_delegated(sequence);
-    work->complete(error.empty() ? nullptr
-                                 : std::make_exception_ptr(
-                                       group->in_context(sequence, TransportError(error), since)));
     group->abort_flag().unsubscribe(subscription);
   };
   if (const auto future = future_of(*inner))
-    future->addCallback([end](c10::ivalue::Future& done) { end(reason_of(done)); });
+    future->addCallback([end](c10::ivalue::Future& done) {
+      end(done.hasError() ? done.exception_ptr() : nullptr);
+    });
   else  // some of gloo's works are composed of others and have no future: a thread waits for them
-    Callbacks::shared().run([end, inner] { end(wait_for(*inner)); });
+    Callbacks::shared().run([end, inner] { end(error_of(*inner)); });
   if (!async_op) work->wait(kNoTimeout);
   return track(work);
 }

@@ -69,7 +69,6 @@ Pointer<c10d::Work> Backend::allgather_into_tensor_coalesced(Tensors& outputs, T
   return run_native(call, inputs, outputs, std::move(steps));
 }
 
-// Lists whose tensors differ in size go to the delegate; every rank sees the same sizes.
 Pointer<c10d::Work> Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                        const c10d::AllgatherOptions& opts) {
   const NativeCall call{.verb = "all_gather",
@@ -86,21 +85,37 @@ Pointer<c10d::Work> Backend::allgather(std::vector<Tensors>& outputs, Tensors& i
   const Tensors& list = outputs[0];
   require_cpu(input, call.verb);
   require_list_of(list, size_, input, call.verb);
-  if (!all_have_size_of(list, list[0]) || list[0].numel() != input.numel())
-    return delegate(call.verb, call.type, "lists of unequal sizes", inputs, list, call.timeout,
-                    call.async_op,
-                    [&](c10d::Backend& gloo) { return gloo.allgather(outputs, inputs, opts); });
+  if (list[rank_].numel() != input.numel())
+    throw UsageError("qcoll all_gather: output " + std::to_string(rank_) +
+                     " must have the elements of this rank's input, got " + text_of(list[rank_]) +
+                     " and " + text_of(input));
   Tensors dense;
-  for (const at::Tensor& output : list) dense.push_back(dense_like(output));
+  std::size_t bytes = 0;
+  for (const at::Tensor& output : list) {
+    dense.push_back(dense_like(output));
+    bytes += bytes_of(output);
+  }
   const at::Tensor source = input.contiguous();
-  auto step = make_step(
-      call, input, bytes_of(input) * size_, std::to_string(input.numel()) + " elements per rank",
-      [this, list, dense, source](const comm::Call& c) {
-        std::vector<std::byte*> slices;
-        for (const at::Tensor& t : dense) slices.push_back(output_data(t));
-        group_->communicator().all_gather(c, input_data(source), slices, count_of(source));
-        copy_back(dense, list);
-      });
+  // Every rank sees the same sizes, so that all choose the same way.
+  const bool equal = all_have_size_of(list, input);
+  auto step =
+      make_step(call, input, bytes,
+                equal ? std::to_string(input.numel()) + " elements per rank" : "sizes by rank",
+                [this, list, dense, source, equal](const comm::Call& c) {
+                  std::vector<std::byte*> slices;
+                  std::vector<std::size_t> counts;
+                  for (const at::Tensor& t : dense) {
+                    slices.push_back(output_data(t));
+                    counts.push_back(count_of(t));
+                  }
+                  if (equal)
+                    group_->communicator().all_gather(c, input_data(source), slices, counts[0]);
+                  else  // each sends its own to everybody
+                    group_->communicator().all_to_all(
+                        c, std::vector<const std::byte*>(size_, input_data(source)),
+                        std::vector<std::size_t>(size_, count_of(source)), slices, counts);
+                  copy_back(dense, list);
+                });
   return run_native(call, inputs, list, {std::move(step)});
 }
 

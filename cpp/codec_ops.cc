@@ -44,15 +44,16 @@ at::Tensor decode(const at::Tensor& bytes, const std::vector<std::int64_t>& shap
   // Lengths are compared before anything is allocated: a wrong shape must cost nothing.
   const at::Tensor sample = at::empty({0}, at::TensorOptions().dtype(dtype));
   require_encodable(spec, sample, "decode");
-  // No codec has less than half a byte for an element, so that a larger shape cannot be right; the
-  // sizes below cannot overflow then.
+  // Far above any memory, and far below where the sizes that follow could overflow.
+  constexpr std::size_t kMostElements = std::size_t{1} << 48;
   std::size_t numel = 1;
   for (const std::int64_t size : shape)
     if (__builtin_mul_overflow(numel, static_cast<std::size_t>(size), &numel)) numel = SIZE_MAX;
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) numel = 0;
-  if (numel > 2 * bytes_of(bytes))
-    throw UsageError("qcoll.decode: the shape has more elements than " +
-                     std::to_string(bytes_of(bytes)) + " bytes of any codec can hold");
+  if (numel > kMostElements)
+    throw UsageError("qcoll.decode: the shape " + c10::str(at::IntArrayRef(shape)) +
+                     " has more elements than the " + std::to_string(bytes_of(bytes)) +
+                     " bytes given can hold in codec \"" + codec + "\"");
   const std::size_t count = numel * sample.element_size() / element_bytes(dtype_of(sample));
   const std::size_t expected = wire::chunk_layout(spec, dtype_of(sample), count).bytes;
   if (expected != bytes_of(bytes))

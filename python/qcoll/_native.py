@@ -10,6 +10,13 @@ from typing import Any
 import torch
 
 
+_INSTALL = "`pip install --no-build-isolation --force-reinstall --no-deps .` in its source tree"
+
+
+class _WrongTorch(ImportError):
+    """Says all there is to say already."""
+
+
 def _minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
@@ -23,16 +30,16 @@ def load() -> Any:
     """
     try:
         build: ModuleType = importlib.import_module("qcoll._build")
+        if _minor(build.TORCH_VERSION) != _minor(torch.__version__):
+            raise _WrongTorch(
+                f"qcoll was built for torch {build.TORCH_VERSION} but torch {torch.__version__} is "
+                "installed; torch's C++ interface changes with every minor version. Rebuild it "
+                f"({_INSTALL}), or install torch {_minor(build.TORCH_VERSION)}"
+            )
+        return importlib.import_module("qcoll._C")
+    except _WrongTorch:
+        raise
     except ImportError as error:
         raise ImportError(
-            "qcoll's compiled half is missing: install qcoll with "
-            "`pip install --no-build-isolation .` in its source tree"
+            f"qcoll's compiled half cannot be loaded ({error}); build it: {_INSTALL}"
         ) from error
-    if _minor(build.TORCH_VERSION) != _minor(torch.__version__):
-        raise ImportError(
-            f"qcoll was built for torch {build.TORCH_VERSION} but torch {torch.__version__} is "
-            "installed; torch's C++ interface changes with every minor version. Rebuild it with "
-            "`pip install --no-build-isolation --force-reinstall --no-deps .` in qcoll's source "
-            f"tree, or install torch {_minor(build.TORCH_VERSION)}"
-        )
-    return importlib.import_module("qcoll._C")

@@ -8,22 +8,7 @@
 namespace qcoll::comm {
 namespace {
 
-// A connection that breaks usually means that the peer died; its control link then says so within
-// moments, with the better cause.
 constexpr int kCauseGraceMilliseconds = 250;
-
-TransportError best_cause(const ConnectionLost& error, transport::NetMesh& mesh) {
-  const AbortFlag& abort = mesh.abort_flag();
-  pollfd raised{abort.fd(), POLLIN, 0};
-  ::poll(&raised, 1, kCauseGraceMilliseconds);
-  if (abort.raised()) return abort.cause();
-  if (error.peer() >= 0 && mesh.departed(error.peer()))
-    return TransportError(
-        "rank " + std::to_string(error.peer()) +
-            " has left the group (destroy_process_group or exit): " + error.what(),
-        error.peer());
-  return error;
-}
 
 }  // namespace
 
@@ -72,9 +57,7 @@ void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) 
     abort_flag().throw_if_raised();
     body(sequence);
   } catch (const ConnectionLost& lost) {
-    const TransportError cause = best_cause(lost, *mesh_);
-    fail(cause);
-    error = std::make_exception_ptr(in_context(sequence, cause, since));
+    error = std::make_exception_ptr(in_context(sequence, fail_with_best_cause(lost), since));
   } catch (const TransportError& cause) {
     fail(cause);
     error = std::make_exception_ptr(in_context(sequence, abort_flag().cause(), since));
@@ -128,6 +111,19 @@ TransportError Group::in_context(std::uint64_t sequence, const TransportError& c
 void Group::abort(const std::string& reason) { fail(TransportError(reason)); }
 
 void Group::fail(const TransportError& cause) { mesh_->links().abort(cause); }
+
+TransportError Group::fail_with_best_cause(const ConnectionLost& lost) {
+  pollfd raised{abort_flag().fd(), POLLIN, 0};
+  ::poll(&raised, 1, kCauseGraceMilliseconds);
+  const Rank peer = lost.peer();
+  if (peer >= 0 && mesh_->departed(peer))
+    fail(TransportError("rank " + std::to_string(peer) +
+                            " has left the group (destroy_process_group or exit): " + lost.what(),
+                        peer));
+  else
+    fail(lost);
+  return abort_flag().cause();
+}
 
 void Group::shutdown(Clock::duration grace) {
   // A forked child holds a copy of everything but the threads; the group is its parent's.

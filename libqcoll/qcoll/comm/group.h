@@ -64,6 +64,9 @@ class Group {
   // Fails the group on all ranks; wakes everything that waits.
   void abort(const std::string& reason);
   void fail(const TransportError& cause);
+  // A connection that breaks usually means that the peer died, whose control link says so within
+  // moments: waits for that, fails the group, and returns the cause that all ranks get.
+  TransportError fail_with_best_cause(const ConnectionLost& lost);
   // The error of one call: `cause` with the call's name, number and duration.
   TransportError in_context(std::uint64_t sequence, const TransportError& cause,
                             Clock::time_point since) const;

@@ -109,13 +109,13 @@ HostLane::Slot HostLane::receive(Rank from, std::uint32_t tag, std::size_t count
                   .stride_bytes = ring.encoding.part_bytes(count)};
   const wire::Header header = wire::parse_header(slot.slot.message);
   if (header.elements != count || header.payload_bytes != ring.parts * slot.stride_bytes)
-    throw TransportError("ranks disagree: rank " + std::to_string(from) + " sent " +
-                             std::to_string(header.elements) + " elements in " +
-                             std::to_string(header.payload_bytes) + " bytes in " +
-                             wire::describe(call_.envelope) + ", this rank expected " +
+    throw TransportError("ranks disagree in " + wire::describe(call_.envelope) + ": rank " +
+                             std::to_string(from) + " sent " + std::to_string(header.elements) +
+                             " elements in " + std::to_string(header.payload_bytes) +
+                             " bytes, rank " + std::to_string(exchange_.rank()) + " expected " +
                              std::to_string(count) + " elements in " +
                              std::to_string(ring.parts * slot.stride_bytes) +
-                             " bytes; check that all ranks pass the same sizes and matching splits",
+                             " bytes; all ranks must pass the same sizes and matching splits",
                          from);
   return slot;
 }

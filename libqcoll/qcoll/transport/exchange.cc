@@ -16,8 +16,6 @@ Exchange::Exchange(Mesh& mesh, std::size_t tags) : mesh_(mesh) {
 
 Exchange::~Exchange() = default;
 
-std::size_t Exchange::slot_capacity() const { return board_.bytes() - board_.slots_offset(); }
-
 void Exchange::begin(const wire::Envelope& envelope, std::span<const RingSpec> rings,
                      std::uint32_t depth, const Deadline& deadline) {
   deadline_ = deadline;

@@ -62,7 +62,7 @@ class Exchange {
                                   std::size_t slot_bytes) {
     return Board::control_bytes(tags, neighbours) + slot_bytes;
   }
-  std::size_t slot_capacity() const;
+  Rank rank() const { return mesh_.rank(); }
 
   // A schedule: begin, any of the verbs, finish. Errors are TransportErrors and final.
   void begin(const wire::Envelope& envelope, std::span<const RingSpec> rings, std::uint32_t depth,

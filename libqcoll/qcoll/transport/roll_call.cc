@@ -47,6 +47,14 @@ std::map<std::string, std::string> parse_pairs(const std::string& text, char sep
   return pairs;
 }
 
+const std::string kSecretKey = "qcoll/secret";
+const std::string kRefusal = "refusal=";
+
+void check_refusal(const std::string& record) {
+  if (record.starts_with(kRefusal))
+    throw UsageError("another rank cannot join the group: " + record.substr(kRefusal.size()));
+}
+
 std::string record_key(Rank rank) { return "qcoll/rank/" + std::to_string(rank); }
 
 std::string serialize(const Identity& id) {
@@ -59,9 +67,8 @@ std::string serialize(const Identity& id) {
 }
 
 Identity parse_identity(const std::string& text) {
+  check_refusal(text);
   auto pairs = parse_pairs(text, '\n');
-  if (const auto refusal = pairs.find("refusal"); refusal != pairs.end())
-    throw UsageError("another rank cannot join the group: " + refusal->second);
   Identity id;
   try {
     id.rank = std::stoi(pairs.at("rank"));
@@ -141,15 +148,15 @@ bool may_share_memory(const Identity& a, const Identity& b) {
 }
 
 GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline) {
-  const std::string key = "qcoll/secret";
   GroupSecret shared;
   std::string raw(8 + shared.secret.size(), '\0');
   const auto bytes = std::as_writable_bytes(std::span(raw));
   if (rank == 0) {
     wire::fill_random(bytes);
-    store.set(key, raw);
+    store.set(kSecretKey, raw);
   } else {
-    raw = store.get(key, deadline);
+    raw = store.get(kSecretKey, deadline);
+    check_refusal(raw);
     if (raw.size() != 8 + shared.secret.size())
       throw TransportError("the rendezvous store holds a group secret of " +
                            std::to_string(raw.size()) + " bytes, expected " +
@@ -163,7 +170,9 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline)
 
 void refuse_to_join(Rendezvous& store, Rank rank, std::string reason) {
   std::replace(reason.begin(), reason.end(), '\n', ' ');
-  store.set(record_key(rank), "refusal=rank " + std::to_string(rank) + ": " + reason + "\n");
+  const std::string refusal = kRefusal + "rank " + std::to_string(rank) + ": " + reason;
+  store.set(record_key(rank), refusal);
+  if (rank == 0) store.set(kSecretKey, refusal);
 }
 
 std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
