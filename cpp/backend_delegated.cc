@@ -22,7 +22,7 @@ std::exception_ptr blame(comm::Group& group, std::uint64_t sequence, Clock::time
   } catch (const std::logic_error&) {
     return error;
   } catch (const std::exception& e) {
-    const TransportError cause = group.fail_with_best_cause(ConnectionLost(e.what()));
+    const TransportError cause = group.fail_delegated(e.what());
     return std::make_exception_ptr(group.in_context(sequence, cause, since));
   }
 }

@@ -16,8 +16,8 @@ namespace qcoll::codec {
 // (float32, bfloat16, float16). `x` and `y` need only the alignment of their element type and must
 // not overlap; `block` is a multiple of 32 up to 4096.
 struct Kernels {
-  using Encode = std::size_t (*)(const void* x, std::size_t count, std::size_t block,
-                                 void* payload, std::uint16_t* scales);
+  using Encode = std::size_t (*)(const void* x, std::size_t count, std::size_t block, void* payload,
+                                 std::uint16_t* scales);
   using Decode = void (*)(const void* payload, const std::uint16_t* scales, std::size_t count,
                           std::size_t block, void* y);
   using DecodeAdd = void (*)(const void* payload, const std::uint16_t* scales, std::size_t count,
@@ -43,8 +43,8 @@ struct Kernels {
   void (*store_scaled[kFloatDTypes])(const float* sum, std::size_t count, float factor, void* y);
 };
 
-const Kernels& reference();              // scalar; the definition
-std::span<const Kernels* const> rows();  // every row this machine runs, slowest first
+const Kernels& reference();                      // scalar; the definition
+std::span<const Kernels* const> rows();          // every row this machine runs, slowest first
 const Kernels& row_named(std::string_view isa);  // throws UsageError that lists the rows
 // The fastest row, or the one that QCOLL_FORCE_ISA=reference|v2|v3|v4 names.
 const Kernels& best();

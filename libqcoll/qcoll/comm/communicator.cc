@@ -1,6 +1,7 @@
 #include "qcoll/comm/communicator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "qcoll/algo/reduce_scatter.h"
@@ -93,7 +94,9 @@ host::LaneCall Communicator::lane_call(const Call& call, wire::Collective collec
                    .op = reduction.op,
                    .dtype = call.dtype,
                    .count = count,
-                   .generation = 0};
+                   .qualifier = reduction.op == wire::ReduceOp::kPremulSum
+                                    ? std::bit_cast<std::uint32_t>(reduction.factor)
+                                    : 0};
   lane.codecs = codecs_by_level(call.choice.codecs, topo_);
   const Chunking chunking = choose_chunking(collective, topo_, lane.codecs, call.dtype);
   lane.chunk = chunking.chunk;

@@ -35,8 +35,7 @@ std::uint64_t Group::enqueue(const std::string& text, bool inline_if_idle, Body 
   {
     // Numbering and queueing are one step: threads that share a group keep one order.
     const std::lock_guard lock(enqueue_mutex_);
-    check_usable();
-    sequence = log_.add(text);
+    sequence = number(text);
     if (!inline_if_idle || !worker_.try_take_turn()) {
       worker_.submit([this, sequence, body = std::move(body), done = std::move(done)] {
         execute(sequence, body, done);
@@ -71,10 +70,18 @@ void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) 
   done(error);
 }
 
+std::uint64_t Group::number(const std::string& text) {
+  check_usable();
+  std::optional<transport::OperationLog::Conflict> conflict;
+  const std::uint64_t sequence = log_.add(text, &conflict);
+  if (conflict) fail(transport::conflict_error(comm_->topology().rank(), *conflict));
+  return sequence;
+}
+
 std::uint64_t Group::begin_delegated(const std::string& text) {
   const std::lock_guard lock(enqueue_mutex_);
-  check_usable();
-  const std::uint64_t sequence = log_.add(text);
+  const std::uint64_t sequence = number(text);
+  mesh_->links().announce(sequence, text);
   log_.started(sequence);
   ++delegated_;
   return sequence;
@@ -112,16 +119,27 @@ void Group::abort(const std::string& reason) { fail(TransportError(reason)); }
 
 void Group::fail(const TransportError& cause) { mesh_->links().abort(cause); }
 
-TransportError Group::fail_with_best_cause(const ConnectionLost& lost) {
-  pollfd raised{abort_flag().fd(), POLLIN, 0};
+bool Group::raised_within_grace() const {
+  pollfd raised{mesh_->abort_flag().fd(), POLLIN, 0};
   ::poll(&raised, 1, kCauseGraceMilliseconds);
+  return mesh_->abort_flag().raised();
+}
+
+TransportError Group::fail_with_best_cause(const ConnectionLost& lost) {
   const Rank peer = lost.peer();
-  if (peer >= 0 && mesh_->departed(peer))
+  if (!raised_within_grace() && peer >= 0 && mesh_->departed(peer))
     fail(TransportError("rank " + std::to_string(peer) +
                             " has left the group (destroy_process_group or exit): " + lost.what(),
                         peer));
-  else
-    fail(lost);
+  fail(lost);
+  return abort_flag().cause();
+}
+
+TransportError Group::fail_delegated(const std::string& reason) {
+  if (!raised_within_grace()) {
+    const transport::StallReport report = mesh_->stall_report();
+    fail(TransportError(reason + "; " + report.text, report.late));
+  }
   return abort_flag().cause();
 }
 

@@ -67,6 +67,8 @@ class Group {
   // A connection that breaks usually means that the peer died, whose control link says so within
   // moments: waits for that, fails the group, and returns the cause that all ranks get.
   TransportError fail_with_best_cause(const ConnectionLost& lost);
+  // The same for an error of the delegate, which names neither rank nor call.
+  TransportError fail_delegated(const std::string& reason);
   // The error of one call: `cause` with the call's name, number and duration.
   TransportError in_context(std::uint64_t sequence, const TransportError& cause,
                             Clock::time_point since) const;
@@ -75,10 +77,11 @@ class Group {
 
   // A delegated call that waits too long asks the others where they are.
   void probe() { mesh_->probe_peers(); }
-  std::string probe_report() { return mesh_->probe_report(); }
 
  private:
   void execute(std::uint64_t sequence, const Body& body, const Done& done);
+  std::uint64_t number(const std::string& text);
+  bool raised_within_grace() const;
 
   const int owner_pid_;
   const Options options_;

@@ -131,11 +131,12 @@ void Exchange::check_peer(const Waiting& what, bool departed) const {
 }
 
 void Exchange::fail_timeout(const Waiting& what) {
+  const StallReport report = mesh_.stall_report();
   throw TransportError("timed out after " + std::to_string(deadline_->timeout_seconds()) +
                            " s: rank " + std::to_string(mesh_.rank()) + " waited for rank " +
-                           std::to_string(what.peer) + " " + what.action + ". " +
-                           mesh_.probe_report(),
-                       what.peer);
+                           std::to_string(what.peer) + " " + what.action +
+                           (report.text.empty() ? "" : "; " + report.text),
+                       report.late >= 0 ? report.late : what.peer);
 }
 
 }  // namespace qcoll::transport

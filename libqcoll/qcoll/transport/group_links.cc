@@ -16,6 +16,7 @@ namespace {
 constexpr std::size_t kFrameHeader = 5;         // u32 payload bytes, u8 type
 constexpr std::size_t kMaxPayload = 16 * 1024;  // texts are cut to fit
 constexpr std::size_t kRanksInReport = 8;
+constexpr auto kAnswerPatience = std::chrono::milliseconds(200);
 
 std::string encode_u64(std::uint64_t value) {
   std::string raw(8, '\0');
@@ -89,11 +90,16 @@ std::vector<std::pair<Rank, Fd>> GroupLinks::take_accepted() {
   return std::exchange(accepted_, {});
 }
 
+// Peers are told first: whoever wakes here may leave at once, and must not be taken for the cause.
 void GroupLinks::abort(const TransportError& cause) {
-  if (!abort_.raise(cause)) return;
-  const std::lock_guard lock(mutex_);
-  for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
-    post(peer, Message::kAbort, cause.what());
+  if (abort_.raised()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
+      post(peer, Message::kAbort,
+           encode_u64(static_cast<std::uint64_t>(cause.peer())) + cause.what());
+  }
+  abort_.raise(cause);
   arrived_.notify_all();
 }
 
@@ -110,16 +116,36 @@ void GroupLinks::probe() {
     post(peer, Message::kQuestion, encode_u64(log_.latest()));
 }
 
-std::string GroupLinks::report() const {
+void GroupLinks::announce(std::uint64_t sequence, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  std::string text;
-  std::size_t reported = 0;
+  post((rank_ + 1) % static_cast<Rank>(links_.size()), Message::kAnnouncement,
+       encode_u64(sequence) + text);
+}
+
+StallReport GroupLinks::stall_report() {
+  probe();
+  const std::uint64_t sequence = log_.latest();
+  if (sequence == 0) return {};
+  std::unique_lock lock(mutex_);
+  arrived_.wait_for(lock, kAnswerPatience, [&] {
+    return std::all_of(links_.begin(), links_.end(),
+                       [&](const Link& link) { return !link.fd || link.answered == sequence; });
+  });
+  StallReport report;
+  std::size_t told = 0;
   for (std::size_t peer = 0; peer < links_.size(); ++peer) {
     const Link& link = links_[peer];
-    if (link.answer.empty() || reported++ >= kRanksInReport) continue;
-    text += (text.empty() ? "" : "; ") + peers_[peer].label + " is " + link.answer;
+    if (static_cast<Rank>(peer) == rank_) continue;
+    const bool silent = link.answered != sequence;
+    if (!silent && link.has_called_it) continue;
+    if (report.late < 0) report.late = static_cast<Rank>(peer);
+    if (told++ >= kRanksInReport) continue;
+    report.text += (report.text.empty() ? "" : "; ") + peers_[peer].label +
+                   (silent ? " does not answer (is it stopped?)"
+                           : " has not made this call: it is " + link.state);
   }
-  return text.empty() ? "No other rank answered." : "Where the others are: " + text + ".";
+  if (report.text.empty()) report.text = "every rank has made this call";
+  return report;
 }
 
 bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
@@ -217,7 +243,8 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
       bell_.ring();
       break;
     case Message::kAbort:
-      abort_.raise(TransportError(payload, peer));
+      abort_.raise(TransportError(payload.substr(std::min<std::size_t>(payload.size(), 8)),
+                                  static_cast<Rank>(decode_u64(payload))));
       arrived_.notify_all();
       break;
     case Message::kQuestion: {
@@ -230,26 +257,31 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
     case Message::kAnswer:
       handle_answer(peer, payload);
       break;
+    case Message::kAnnouncement:
+      if (payload.size() >= 8) compare(peer, decode_u64(payload), payload.substr(8));
+      break;
   }
 }
 
-// A peer that is merely late has no text for the number yet; one that made another call has.
 void GroupLinks::handle_answer(Rank peer, const std::string& payload) {
   const std::uint64_t sequence = decode_u64(payload);
   const std::size_t separator = payload.find('\0', 8);
   if (separator == std::string::npos) return;
   const std::string theirs = payload.substr(8, separator - 8);
-  const std::string ours = log_.text_of(sequence).value_or("");
   {
     const std::lock_guard lock(mutex_);
-    links_[peer].answer = payload.substr(separator + 1);
+    links_[peer].answered = sequence;
+    links_[peer].has_called_it = !theirs.empty();
+    links_[peer].state = payload.substr(separator + 1);
   }
-  if (theirs.empty() || ours.empty() || theirs == ours) return;
-  abort(TransportError("ranks disagree on operation #" + std::to_string(sequence) +
-                           " of the group: rank " + std::to_string(rank_) + " called " + ours +
-                           ", rank " + std::to_string(peer) + " called " + theirs +
-                           "; all ranks of a group must make the same calls in the same order",
-                       peer));
+  arrived_.notify_all();
+  if (!theirs.empty()) compare(peer, sequence, theirs);
+}
+
+// A rank that is merely late has no text for the number yet; the log then compares when it has.
+void GroupLinks::compare(Rank peer, std::uint64_t sequence, const std::string& theirs) {
+  if (const auto conflict = log_.compare(sequence, peer, theirs))
+    abort(conflict_error(rank_, *conflict));
 }
 
 void GroupLinks::link_ended(Rank peer, const std::string& why) {

@@ -17,6 +17,7 @@
 #include "qcoll/base/fd.h"
 #include "qcoll/transport/bell.h"
 #include "qcoll/transport/handshake.h"
+#include "qcoll/transport/mesh.h"
 #include "qcoll/transport/operation_log.h"
 #include "qcoll/transport/socket.h"
 
@@ -54,8 +55,13 @@ class GroupLinks {
   bool departed(Rank peer) const { return links_[peer].departed.load(std::memory_order_acquire); }
   bool left() const { return left_.load(std::memory_order_acquire); }
 
+  // Asks all ranks where they are; the answers come later and are compared with this rank's log.
   void probe();
-  std::string report() const;
+  // Asks, waits a moment for the answers, and says who has not made the latest call of this rank.
+  StallReport stall_report();
+  // Tells the next rank of a call that carries no header of ours. Each rank compares with the one
+  // before it, so that any disagreement meets somebody.
+  void announce(std::uint64_t sequence, const std::string& text);
 
   // The control thread's part.
   bool adopt(Purpose purpose, Rank from, Fd fd);
@@ -63,13 +69,21 @@ class GroupLinks {
   void handle_events(int fd, short events);
 
  private:
-  enum class Message : std::uint8_t { kGoodbye = 1, kAbort = 2, kQuestion = 3, kAnswer = 4 };
+  enum class Message : std::uint8_t {
+    kGoodbye = 1,
+    kAbort = 2,
+    kQuestion = 3,
+    kAnswer = 4,
+    kAnnouncement = 5,
+  };
   struct Link {
     Fd fd;
     bool opened = false;  // even if it ended since
     std::vector<std::byte> received;
     std::vector<std::byte> unsent;
-    std::string answer;  // the peer's state, from the last probe
+    std::uint64_t answered = 0;  // the operation that the last answer was about
+    bool has_called_it = false;
+    std::string state;  // what the peer was doing then
     std::atomic<bool> departed{false};
   };
 
@@ -79,6 +93,7 @@ class GroupLinks {
   void read_link(Rank peer);
   void handle_message(Rank peer, Message type, const std::string& payload);
   void handle_answer(Rank peer, const std::string& payload);
+  void compare(Rank peer, std::uint64_t sequence, const std::string& theirs);
   void link_ended(Rank peer, const std::string& why);
 
   const Rank rank_;

@@ -68,7 +68,7 @@ class Loopback final : public Mesh {
   bool departed(Rank) const override { return false; }
   bool may_spin() const override { return false; }
   void probe_peers() override {}
-  std::string probe_report() override { return {}; }
+  StallReport stall_report() override { return {}; }
 
  private:
   Fabric::Endpoint& self() const { return fabric_->endpoints[rank_]; }

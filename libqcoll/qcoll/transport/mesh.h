@@ -14,6 +14,12 @@
 
 namespace qcoll::transport {
 
+// Who has not made the call that this rank waits in.
+struct StallReport {
+  Rank late = -1;  // -1: nobody
+  std::string text;
+};
+
 class Mesh {
  public:
   virtual ~Mesh() = default;
@@ -45,8 +51,8 @@ class Mesh {
   // A call that waits without progress asks all ranks where they are, about once a second. Ranks
   // that turn out to disagree raise the abort flag.
   virtual void probe_peers() = 0;
-  // What the probes learned, for the error of a call that timed out: "rank 2 is idle after ...".
-  virtual std::string probe_report() = 0;
+  // For the error of a call that timed out; takes a moment.
+  virtual StallReport stall_report() = 0;
 };
 
 }  // namespace qcoll::transport

@@ -53,7 +53,7 @@ class NetMesh final : public Mesh {
   bool departed(Rank peer) const override { return links_->departed(peer); }
   bool may_spin() const override { return may_spin_; }
   void probe_peers() override { links_->probe(); }
-  std::string probe_report() override { return links_->report(); }
+  StallReport stall_report() override { return links_->stall_report(); }
 
  private:
   struct Attached {

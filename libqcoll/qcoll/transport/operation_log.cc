@@ -2,11 +2,26 @@
 
 namespace qcoll::transport {
 
-std::uint64_t OperationLog::add(std::string text) {
+std::uint64_t OperationLog::add(std::string text, std::optional<Conflict>* conflict) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t sequence = ++latest_;
+  if (const auto told = told_.find(sequence); told != told_.end() && told->second.second != text)
+    *conflict = Conflict{sequence, text, told->second.first, told->second.second};
+  told_.erase(told_.begin(), told_.upper_bound(sequence));
   entry(sequence) = {sequence, std::move(text), Stage::kQueued, Clock::now()};
   return sequence;
+}
+
+std::optional<OperationLog::Conflict> OperationLog::compare(std::uint64_t sequence, Rank peer,
+                                                            const std::string& theirs) {
+  const std::lock_guard lock(mutex_);
+  if (sequence > latest_) {
+    if (told_.size() < kKept) told_.emplace(sequence, std::pair(peer, theirs));
+    return std::nullopt;
+  }
+  const Entry& e = entry(sequence);
+  if (e.sequence != sequence || e.text == theirs) return std::nullopt;
+  return Conflict{sequence, e.text, peer, theirs};
 }
 
 void OperationLog::set_stage(std::uint64_t sequence, Stage stage) {
@@ -43,6 +58,15 @@ std::string OperationLog::state() const {
   const std::string since = std::to_string(seconds).substr(0, 5) + " s";
   return e.stage == Stage::kRunning ? "in " + name + " for " + since
                                     : "idle for " + since + " after " + name;
+}
+
+TransportError conflict_error(Rank rank, const OperationLog::Conflict& conflict) {
+  return TransportError("ranks disagree on operation #" + std::to_string(conflict.sequence) +
+                            " of the group: rank " + std::to_string(rank) + " called " +
+                            conflict.ours + ", rank " + std::to_string(conflict.peer) + " called " +
+                            conflict.theirs +
+                            "; all ranks of a group must make the same calls in the same order",
+                        conflict.peer);
 }
 
 }  // namespace qcoll::transport

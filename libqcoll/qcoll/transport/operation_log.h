@@ -4,18 +4,33 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "qcoll/base/deadline.h"
+#include "qcoll/base/error.h"
+#include "qcoll/base/types.h"
 
 namespace qcoll::transport {
 
 class OperationLog {
  public:
-  // Numbers the operation; sequence numbers start at 1.
-  std::uint64_t add(std::string text);
+  // What another rank says its operation of that number is, if this rank's differs.
+  struct Conflict {
+    std::uint64_t sequence = 0;
+    std::string ours;
+    Rank peer = -1;
+    std::string theirs;
+  };
+
+  // Numbers the operation; sequence numbers start at 1. Sets `conflict` if another rank has told
+  // of a different one.
+  std::uint64_t add(std::string text, std::optional<Conflict>* conflict);
+  // Compares now, or when this rank gets there.
+  std::optional<Conflict> compare(std::uint64_t sequence, Rank peer, const std::string& theirs);
   void started(std::uint64_t sequence);
   void finished(std::uint64_t sequence);
 
@@ -43,6 +58,10 @@ class OperationLog {
   std::uint64_t latest_ = 0;
   std::uint64_t last_changed_ = 0;
   std::array<Entry, kKept> entries_;
+  std::map<std::uint64_t, std::pair<Rank, std::string>> told_;  // by others, of calls to come
 };
+
+// The error of a group whose ranks called different things.
+TransportError conflict_error(Rank rank, const OperationLog::Conflict& conflict);
 
 }  // namespace qcoll::transport

@@ -1,5 +1,7 @@
 #include "qcoll/wire/header.h"
 
+#include <bit>
+
 #include "qcoll/base/error.h"
 #include "qcoll/wire/bytes.h"
 
@@ -24,7 +26,7 @@ enum Offset : std::size_t {
   kChunkAt = 44,
   kElementsAt = 48,
   kPayloadBytesAt = 52,
-  kGenerationAt = 56,
+  kQualifierAt = 56,
   kChecksumAt = 60,
 };
 
@@ -89,7 +91,10 @@ std::string_view name_of(ReduceOp op) {
 std::string describe(const Envelope& envelope) {
   std::string text(name_of(envelope.collective));
   text += " #" + std::to_string(envelope.sequence) + " (";
-  if (envelope.op != ReduceOp::kNone) text += std::string(name_of(envelope.op)) + ", ";
+  if (envelope.op != ReduceOp::kNone) text += std::string(name_of(envelope.op));
+  if (envelope.op == ReduceOp::kPremulSum)
+    text += " by " + std::to_string(std::bit_cast<float>(envelope.qualifier));
+  if (envelope.op != ReduceOp::kNone) text += ", ";
   text += std::string(name_of(envelope.dtype)) + ", ";
   text += envelope.collective == Collective::kAllToAll
               ? "splits by rank)"
@@ -115,7 +120,7 @@ void write_header(const Header& header, std::byte* at) {
   put(at + kChunkAt, header.chunk);
   put(at + kElementsAt, header.elements);
   put(at + kPayloadBytesAt, header.payload_bytes);
-  put(at + kGenerationAt, envelope.generation);
+  put(at + kQualifierAt, envelope.qualifier);
   put(at + kChecksumAt, checksum(at));
 }
 
@@ -141,7 +146,7 @@ Header parse_header(const std::byte* at) {
                      .op = static_cast<ReduceOp>(op),
                      .dtype = static_cast<DType>(dtype),
                      .count = get<std::uint64_t>(at + kCountAt),
-                     .generation = get<std::uint32_t>(at + kGenerationAt)};
+                     .qualifier = get<std::uint32_t>(at + kQualifierAt)};
   header.codec = parse_codec_fields(at);
   header.tag = get<std::uint32_t>(at + kTagAt);
   header.chunk = get<std::uint32_t>(at + kChunkAt);

@@ -34,7 +34,9 @@ struct Envelope {
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kByte;
   std::uint64_t count = 0;  // elements of a slice; 0 for all-to-all, whose splits differ
-  std::uint32_t generation = 0;
+  // Of a premul_sum the factor, as the bits of a float32. (Of a gather, later: the generation of
+  // what is gathered.)
+  std::uint32_t qualifier = 0;
 
   friend bool operator==(const Envelope&, const Envelope&) = default;
 };
