@@ -6,6 +6,8 @@ from typing import TypedDict
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
+from torch._C._distributed_c10d import Store
 
 built_for_torch: str
 pybind11_internals_version: int
@@ -43,7 +45,7 @@ class Plan(TypedDict):
     chunk_elements: int
     slots: int
 
-class Options(dist.Backend.Options):
+class Options(_Backend.Options):
     given: dict[str, str]
     _timeout: datetime.timedelta
     def __init__(self) -> None: ...
@@ -57,14 +59,14 @@ class ThreadPolicy:
     def current() -> ThreadPolicy: ...
     def apply(self) -> None: ...
 
-class Backend(dist.Backend):
+class Backend(_Backend):
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         options: Options,
-        delegate: dist.Backend | None,
+        delegate: _Backend | None,
     ) -> None: ...
     def all_gather_with(
         self, output: torch.Tensor, input: torch.Tensor, codec: str | None, async_op: bool

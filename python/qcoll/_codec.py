@@ -22,7 +22,8 @@ def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:
     Raises:
         ValueError: unknown codec or unsuitable dtype.
     """
-    return _native.load().encode(tensor, codec)
+    encoded: torch.Tensor = _native.load().encode(tensor, codec)
+    return encoded
 
 
 def decode(
@@ -34,4 +35,5 @@ def decode(
     Raises:
         ValueError: the bytes are not as many as shape and codec ask for.
     """
-    return _native.load().decode(encoded, list(shape), dtype, codec)
+    decoded: torch.Tensor = _native.load().decode(encoded, list(shape), dtype, codec)
+    return decoded

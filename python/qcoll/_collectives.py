@@ -115,6 +115,11 @@ def all_to_all_single(
         ValueError, qcoll.TransportError: as :func:`all_gather_into_tensor`.
     """
     work = backend_of(group).all_to_all_with(
-        output, input, list(output_split_sizes or ()), list(input_split_sizes or ()), codec, async_op
+        output,
+        input,
+        list(output_split_sizes or ()),
+        list(input_split_sizes or ()),
+        codec,
+        async_op,
     )
     return _finish(work, async_op)

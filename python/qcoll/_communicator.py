@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from qcoll import _native
-from qcoll._register import shutdown_at_exit
 from qcoll._collectives import Op, reduce_op
+from qcoll._register import shutdown_at_exit
 
 if TYPE_CHECKING:
+    from qcoll import _C
     from qcoll._C import CollectiveStats, Plan
     from qcoll._options import Options
 
@@ -52,7 +53,7 @@ class Communicator:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         options: Options | None = None,
@@ -64,25 +65,28 @@ class Communicator:
         self.rank = rank
         self.size = size
         self._store = store
-        self._backend = native.Backend(store, rank, size, own, None)
+        self._backend: _C.Backend = native.Backend(store, rank, size, own, None)
         shutdown_at_exit()
 
     @classmethod
     def from_mpi(
-        cls, comm: Any, options: Options | None = None, timeout: datetime.timedelta = _DEFAULT_TIMEOUT
+        cls,
+        comm: Any,
+        options: Options | None = None,
+        timeout: datetime.timedelta = _DEFAULT_TIMEOUT,
     ) -> Communicator:
         """From an ``mpi4py`` communicator, ``MPI.COMM_WORLD`` or any other. MPI carries only the
         address of a store that its rank 0 opens; all data travels by qcoll."""
         rank, size = comm.Get_rank(), comm.Get_size()
         if rank == 0:
-            store = dist.TCPStore("0.0.0.0", 0, size, True, timeout, wait_for_workers=False)
+            store = TCPStore("0.0.0.0", 0, size, True, timeout, wait_for_workers=False)
             comm.bcast((socket.gethostname(), _addresses(), store.port), root=0)
         else:
             host, addresses, port = comm.bcast(None, root=0)
             if host == socket.gethostname():
                 addresses = ["127.0.0.1", *addresses]
             store = _first_that_answers(addresses, port, size, timeout)
-        return cls(dist.PrefixStore("qcoll-communicator", store), rank, size, options, timeout)
+        return cls(PrefixStore("qcoll-communicator", store), rank, size, options, timeout)
 
     def all_gather(self, output: Array, input: Array, *, codec: str | None = None) -> None:
         """As :func:`qcoll.all_gather_into_tensor`."""
@@ -152,7 +156,7 @@ def _addresses() -> list[str]:
 
 def _first_that_answers(
     addresses: Sequence[str], port: int, size: int, timeout: datetime.timedelta
-) -> dist.Store:
+) -> TCPStore:
     errors = []
     for address in addresses:
         try:
@@ -160,7 +164,7 @@ def _first_that_answers(
         except OSError as error:
             errors.append(f"{address}: {error}")
             continue
-        return dist.TCPStore(address, port, size, False, timeout, wait_for_workers=False)
+        return TCPStore(address, port, size, False, timeout, wait_for_workers=False)
     raise ConnectionError(
         f"qcoll: rank 0's store does not answer on port {port} ({'; '.join(errors)})"
     )

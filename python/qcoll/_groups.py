@@ -25,10 +25,11 @@ def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
         raise ValueError("qcoll: this rank is not a member of the group")
     backend = group._get_backend(torch.device("cpu"))
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend.
-    backend = getattr(backend, "wrapped_pg", backend)
-    if not isinstance(backend, _native.load().Backend):
+    inner = getattr(backend, "wrapped_pg", backend)
+    if not isinstance(inner, _native.load().Backend):
         raise ValueError(
-            f"qcoll: the group's backend for CPU tensors is {backend.name()!r}, not qcoll; "
+            f"qcoll: the group's backend for CPU tensors is {inner.name()!r}, not qcoll; "
             'make the group with backend="qcoll"'
         )
-    return backend
+    found: _C.Backend = inner
+    return found

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-
 _INSTALL = "`pip install --no-build-isolation --force-reinstall --no-deps .` in its source tree"
 
 

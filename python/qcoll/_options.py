@@ -31,13 +31,15 @@ def _spell(key: str, value: object) -> str:
     if isinstance(value, (str, int)):
         return str(value)
     items = value if isinstance(value, (tuple, list, set, frozenset)) else [value]
-    names = [_DTYPE_NAMES.get(item, item) for item in items]  # type: ignore[call-overload]
+    names = [
+        _DTYPE_NAMES.get(item, item) if isinstance(item, torch.dtype) else item for item in items
+    ]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"qcoll option {key}={value!r} is not understood; accepted: a string, an int, a bool, "
             "or a list of dtypes out of fp32, bf16, fp16"
         )
-    return ",".join(names)
+    return ",".join(map(str, names))
 
 
 def _spell_all(settings: Mapping[str, object]) -> dict[str, str]:

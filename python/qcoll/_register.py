@@ -42,7 +42,7 @@ def autoload() -> None:
 def _options_for(given: Any, timeout: datetime.timedelta) -> _C.Options:
     native = _native.load()
     if isinstance(given, native.Options):
-        options = given.copy()  # the user may pass one object to several groups
+        options: _C.Options = given.copy()  # the user may pass one object to several groups
     else:
         if given is not None:
             warnings.warn(
@@ -60,7 +60,7 @@ def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     size = backend_options.group_size
     # What qcoll does not change stays with gloo, connected now and under its own keys.
     gloo = dist.ProcessGroupGloo(
-        dist.PrefixStore("qcoll-delegate", backend_options.store),
+        dist.distributed_c10d.PrefixStore("qcoll-delegate", backend_options.store),
         rank,
         size,
         timeout=backend_options.timeout,
@@ -73,7 +73,8 @@ def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     options.global_ranks_in_group = global_ranks
     options.group_name = backend_options.group_id
     shutdown_at_exit()
-    return native.Backend(backend_options.store, rank, size, options, gloo)
+    backend: _C.Backend = native.Backend(backend_options.store, rank, size, options, gloo)
+    return backend
 
 
 _exit_registered = False
