@@ -49,12 +49,11 @@ void with_meshes(const Transport& transport, int size,
     return;
   }
   test::MapStore store;
-  std::vector<OperationLog> logs(size);
   test::run_ranks(size, [&](int rank) {
     const Deadline deadline(20s);
     NetMesh mesh(store, rank, size,
-                 {.node = "one", .agreement = "", .share_memory = transport.mapped}, logs[rank],
-                 deadline);
+                 {.node = "one", .agreement = "", .share_memory = transport.mapped},
+                 std::make_shared<OperationLog>(), deadline);
     mesh.share_memory(store, kMemory, deadline);
     rank_main(mesh);
   });

@@ -35,7 +35,8 @@ std::string hex(ConstBytes bytes) {
 struct Listening {
   Listening() {
     for (std::size_t i = 0; i < secret.size(); ++i) secret[i] = static_cast<std::byte>(i);
-    links = std::make_shared<GroupLinks>(0, 2, 42, secret, log, bell);
+    links = std::make_shared<GroupLinks>(0, 2, 42, secret, std::make_shared<OperationLog>(),
+                                         std::make_shared<const Bell>(Bell::create()));
     plane->add(links);
   }
   ~Listening() {
@@ -64,8 +65,6 @@ struct Listening {
     return {};
   }
 
-  OperationLog log;
-  Bell bell = Bell::create();
   AbortFlag abort;
   wire::Secret secret;
   std::shared_ptr<ControlPlane> plane = ControlPlane::shared();

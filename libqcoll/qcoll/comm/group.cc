@@ -51,7 +51,7 @@ std::uint64_t Group::enqueue(const std::string& text, bool inline_if_idle, Body 
 void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) {
   const auto since = Clock::now();
   std::exception_ptr error;
-  log_.started(sequence);
+  log_->started(sequence);
   try {
     abort_flag().throw_if_raised();
     body(sequence);
@@ -66,14 +66,14 @@ void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) 
     fail(TransportError("rank " + std::to_string(comm_->topology().rank()) +
                         " failed inside a collective"));
   }
-  log_.finished(sequence);
+  log_->finished(sequence);
   done(error);
 }
 
 std::uint64_t Group::number(const std::string& text) {
   check_usable();
   std::optional<transport::OperationLog::Conflict> conflict;
-  const std::uint64_t sequence = log_.add(text, &conflict);
+  const std::uint64_t sequence = log_->add(text, &conflict);
   if (conflict) fail(transport::conflict_error(comm_->topology().rank(), *conflict));
   return sequence;
 }
@@ -82,13 +82,13 @@ std::uint64_t Group::begin_delegated(const std::string& text) {
   const std::lock_guard lock(enqueue_mutex_);
   const std::uint64_t sequence = number(text);
   mesh_->links().announce(sequence, text);
-  log_.started(sequence);
+  log_->started(sequence);
   ++delegated_;
   return sequence;
 }
 
 void Group::end_delegated(std::uint64_t sequence) {
-  log_.finished(sequence);
+  log_->finished(sequence);
   --delegated_;
 }
 
@@ -106,7 +106,7 @@ void Group::check_usable() const {
 TransportError Group::in_context(std::uint64_t sequence, const TransportError& cause,
                                  Clock::time_point since) const {
   const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
-  return TransportError("qcoll: " + log_.text_of(sequence).value_or("a call") + " #" +
+  return TransportError("qcoll: " + log_->text_of(sequence).value_or("a call") + " #" +
                             std::to_string(sequence) + " failed on rank " +
                             std::to_string(comm_->topology().rank()) + " after " +
                             std::to_string(seconds) + " s: " + cause.what() +

@@ -57,7 +57,7 @@ class Group {
   std::uint64_t begin_delegated(const std::string& text);
   void end_delegated(std::uint64_t sequence);
   int delegated_in_flight() const { return delegated_.load(); }
-  std::uint64_t latest_sequence() const { return log_.latest(); }
+  std::uint64_t latest_sequence() const { return log_->latest(); }
 
   // Throws the error that later calls get once the group has failed.
   void check_usable() const;
@@ -85,7 +85,7 @@ class Group {
 
   const int owner_pid_;
   const Options options_;
-  transport::OperationLog log_;
+  const std::shared_ptr<transport::OperationLog> log_ = std::make_shared<transport::OperationLog>();
   std::unique_ptr<transport::NetMesh> mesh_;
   std::vector<std::string> node_labels_;
   std::unique_ptr<Communicator> comm_;

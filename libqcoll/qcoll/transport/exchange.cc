@@ -31,7 +31,7 @@ void Exchange::drain_previous_run() {
       if (ring.filled == 0) continue;  // its readers' counters are still at an earlier run
       const auto& consumed = board_.consumed(ring.tag, reader_of_[reader]);
       const Position all = position(envelope_.run, ring.filled);
-      wait_until([&] { return consumed.load(std::memory_order_acquire) >= all; },
+      wait_until([&] { return consumed.load() >= all; },
                  {reader, "to read what the previous collective left for it"});
     }
 }
@@ -90,7 +90,7 @@ bool Exchange::slot_free(const OwnRing& ring, std::uint32_t index, Rank* laggard
   for (const Rank reader : ring.mapped_readers) {
     const auto& consumed = board_.consumed(ring.tag, reader_of_.at(reader));
     *laggard = reader;
-    if (consumed.load(std::memory_order_acquire) < position(envelope_.run, occupants)) return false;
+    if (consumed.load() < position(envelope_.run, occupants)) return false;
   }
   return true;
 }
@@ -121,8 +121,7 @@ void Exchange::publish(const Slot& slot, std::span<const Rank> readers) {
     }
   }
   if (!to_mapped) return;
-  board_.control(slot.own->tag)
-      .published.store(position(envelope_.run, slot.index + 1), std::memory_order_release);
+  board_.control(slot.own->tag).published.store(position(envelope_.run, slot.index + 1));
   for (const Rank reader : readers)
     if (mesh_.mapped(reader)) wake(reader);
 }
@@ -135,12 +134,11 @@ void Exchange::send_to(Rank reader, ConstBytes message, std::uint32_t* outstandi
   stream->second.push(trace_);
 }
 
-// The fence orders the counter that was just stored before the look at the flag; the sleeper sets
-// the flag before it looks at counters a last time. One of the two sees the other.
+// Counters and flags are sequentially consistent: this rank has stored a counter and now looks at
+// the flag; the sleeper sets the flag and then looks at counters a last time. One sees the other.
 void Exchange::wake(Rank peer) {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   auto& sleeping = peer_boards_[peer].sleeping();
-  if (sleeping.load(std::memory_order_relaxed) != 0 && sleeping.exchange(0) != 0) mesh_.ring(peer);
+  if (sleeping.load() != 0 && sleeping.exchange(0) != 0) mesh_.ring(peer);
 }
 
 Exchange::Slot Exchange::receive(Rank from, std::uint32_t tag) {
@@ -152,7 +150,7 @@ Exchange::Slot Exchange::receive_mapped(PeerRing& ring) {
   const Board& board = peer_boards_[ring.owner];
   const auto& control = board.control(ring.tag);
   const Position wanted = position(envelope_.run, ring.received + 1);
-  const auto published = [&] { return control.published.load(std::memory_order_acquire); };
+  const auto published = [&] { return control.published.load(); };
   if (published() < wanted)
     wait_until([&] { return published() >= wanted; }, {ring.owner, "to publish its next chunk"});
   if (run_of(published()) != envelope_.run)
@@ -203,7 +201,7 @@ void Exchange::advance_released(PeerRing& ring) {
   if (ring.consumed == before) return;
   peer_boards_[ring.owner]
       .consumed(ring.tag, reader_of_[mesh_.rank()])
-      .store(position(envelope_.run, ring.consumed), std::memory_order_release);
+      .store(position(envelope_.run, ring.consumed));
   wake(ring.owner);
 }
 

@@ -93,8 +93,7 @@ void Exchange::wait_until(const std::function<bool()>& ready, const Waiting& wha
 }
 
 void Exchange::sleep_until_event(const std::function<bool()>& ready) {
-  board_.sleeping().store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  board_.sleeping().store(1);
   if (!ready()) {
     std::vector<pollfd> events{{mesh_.abort_flag().fd(), POLLIN, 0}, {mesh_.bell_fd(), POLLIN, 0}};
     for (const auto& [peer, stream] : senders_)
@@ -104,7 +103,7 @@ void Exchange::sleep_until_event(const std::function<bool()>& ready) {
     ::poll(events.data(), events.size(), deadline_->poll_milliseconds(kProbeEvery));
     if (events[1].revents != 0) mesh_.quiet_bell();
   }
-  board_.sleeping().store(0, std::memory_order_relaxed);
+  board_.sleeping().store(0);
 }
 
 // Nothing more comes from a peer that has gone or is in a later collective.

@@ -32,8 +32,13 @@ std::uint64_t decode_u64(const std::string& raw) {
 }  // namespace
 
 GroupLinks::GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
-                       OperationLog& log, const Bell& bell)
-    : rank_(rank), group_(group), secret_(secret), log_(log), bell_(bell), links_(size) {}
+                       std::shared_ptr<OperationLog> log, std::shared_ptr<const Bell> bell)
+    : rank_(rank),
+      group_(group),
+      secret_(secret),
+      log_(std::move(log)),
+      bell_(std::move(bell)),
+      links_(size) {}
 
 GroupLinks::~GroupLinks() {
   for (const Link& link : links_)
@@ -113,7 +118,7 @@ void GroupLinks::leave() {
 void GroupLinks::probe() {
   const std::lock_guard lock(mutex_);
   for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
-    post(peer, Message::kQuestion, encode_u64(log_.latest()));
+    post(peer, Message::kQuestion, encode_u64(log_->latest()));
 }
 
 void GroupLinks::announce(std::uint64_t sequence, const std::string& text) {
@@ -124,7 +129,7 @@ void GroupLinks::announce(std::uint64_t sequence, const std::string& text) {
 
 StallReport GroupLinks::stall_report() {
   probe();
-  const std::uint64_t sequence = log_.latest();
+  const std::uint64_t sequence = log_->latest();
   if (sequence == 0) return {};
   std::unique_lock lock(mutex_);
   arrived_.wait_for(lock, kAnswerPatience, [&] {
@@ -154,7 +159,7 @@ bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
   if (purpose == Purpose::kData) {
     accepted_.emplace_back(from, std::move(fd));
     any_accepted_.store(true, std::memory_order_release);
-    bell_.ring();
+    bell_->ring();
     return true;
   }
   if (links_[from].opened) return false;
@@ -240,7 +245,7 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
   switch (type) {
     case Message::kGoodbye:
       links_[peer].departed.store(true, std::memory_order_release);
-      bell_.ring();
+      bell_->ring();
       break;
     case Message::kAbort:
       abort_.raise(TransportError(payload.substr(std::min<std::size_t>(payload.size(), 8)),
@@ -249,9 +254,9 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
       break;
     case Message::kQuestion: {
       const std::uint64_t sequence = decode_u64(payload);
-      const std::string text = log_.text_of(sequence).value_or("");
+      const std::string text = log_->text_of(sequence).value_or("");
       const std::lock_guard lock(mutex_);
-      post(peer, Message::kAnswer, encode_u64(sequence) + text + '\0' + log_.state());
+      post(peer, Message::kAnswer, encode_u64(sequence) + text + '\0' + log_->state());
       break;
     }
     case Message::kAnswer:
@@ -280,7 +285,7 @@ void GroupLinks::handle_answer(Rank peer, const std::string& payload) {
 
 // A rank that is merely late has no text for the number yet; the log then compares when it has.
 void GroupLinks::compare(Rank peer, std::uint64_t sequence, const std::string& theirs) {
-  if (const auto conflict = log_.compare(sequence, peer, theirs))
+  if (const auto conflict = log_->compare(sequence, peer, theirs))
     abort(conflict_error(rank_, *conflict));
 }
 

@@ -34,7 +34,7 @@ struct PeerAddress {
 class GroupLinks {
  public:
   GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
-             OperationLog& log, const Bell& bell);
+             std::shared_ptr<OperationLog> log, std::shared_ptr<const Bell> bell);
   ~GroupLinks();
   GroupLinks(const GroupLinks&) = delete;
   GroupLinks& operator=(const GroupLinks&) = delete;
@@ -99,8 +99,9 @@ class GroupLinks {
   const Rank rank_;
   const std::uint64_t group_;
   const wire::Secret secret_;
-  OperationLog& log_;
-  const Bell& bell_;
+  // Shared: the control thread may hold these links a moment longer than the group lives.
+  const std::shared_ptr<OperationLog> log_;
+  const std::shared_ptr<const Bell> bell_;
   AbortFlag abort_;
   std::atomic<bool> left_{false};
 

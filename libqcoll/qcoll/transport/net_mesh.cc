@@ -37,14 +37,15 @@ std::size_t usable_cpus() {
 }  // namespace
 
 NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& options,
-                 OperationLog& log, const Deadline& deadline)
+                 std::shared_ptr<OperationLog> log, const Deadline& deadline)
     : owner_pid_(::getpid()),
       rank_(rank),
-      bell_(Bell::create()),
+      bell_(std::make_shared<const Bell>(Bell::create())),
       plane_(ControlPlane::shared()),
       share_memory_(options.share_memory) {
   const GroupSecret secret = share_secret(store, rank, deadline);
-  links_ = std::make_shared<GroupLinks>(rank, size, secret.group, secret.secret, log, bell_);
+  links_ =
+      std::make_shared<GroupLinks>(rank, size, secret.group, secret.secret, std::move(log), bell_);
   // Before the address is published: a peer may dial as soon as it is.
   plane_->add(links_);
   try {
@@ -94,7 +95,7 @@ void NetMesh::share_memory(Rendezvous& store, std::size_t bytes, const Deadline&
   wire::fill_random(mark);
   std::memcpy(memory_->data() + kMarkOffset, mark.data(), mark.size());
   std::ostringstream record;
-  record << memory_->fd() << ' ' << bytes << ' ' << bell_.ring_fd() << ' ' << to_hex(mark);
+  record << memory_->fd() << ' ' << bytes << ' ' << bell_->ring_fd() << ' ' << to_hex(mark);
   store.set(key("memory", rank_), record.str());
 
   std::string worked;

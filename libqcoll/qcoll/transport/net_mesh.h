@@ -25,8 +25,8 @@ struct NetOptions {
 class NetMesh final : public Mesh {
  public:
   // Meets the other ranks: identities, agreement, control links. Collective over all ranks.
-  NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& options, OperationLog& log,
-          const Deadline& deadline);
+  NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& options,
+          std::shared_ptr<OperationLog> log, const Deadline& deadline);
   ~NetMesh() override;
 
   std::vector<std::string> node_labels() const;
@@ -45,8 +45,8 @@ class NetMesh final : public Mesh {
   bool mapped(Rank peer) const override { return attached_.contains(peer); }
   Memory& memory_of(Rank peer) override;
   void ring(Rank peer) override { attached_.at(peer).bell.ring(); }
-  int bell_fd() const override { return bell_.listen_fd(); }
-  void quiet_bell() override { bell_.quiet(); }
+  int bell_fd() const override { return bell_->listen_fd(); }
+  void quiet_bell() override { bell_->quiet(); }
   Fd connect(Rank peer, const Deadline& deadline) override;
   std::vector<std::pair<Rank, Fd>> take_accepted() override { return links_->take_accepted(); }
   AbortFlag& abort_flag() override { return links_->abort_flag(); }
@@ -64,7 +64,7 @@ class NetMesh final : public Mesh {
 
   const int owner_pid_;
   const Rank rank_;
-  Bell bell_;
+  std::shared_ptr<const Bell> bell_;
   std::shared_ptr<ControlPlane> plane_;
   std::shared_ptr<GroupLinks> links_;
   std::vector<Identity> identities_;
