@@ -23,6 +23,11 @@ std::vector<Byte*> slices_of(Byte* data, std::size_t slice_bytes, int size) {
   return slices;
 }
 
+// The tensor of an empty call may be a null pointer.
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
+}
+
 }  // namespace
 
 // One call: runs its schedules and counts it into the stats, also when it fails.
@@ -118,7 +123,7 @@ void Communicator::all_gather(const Call& call, const std::byte* input,
   Run run(*this, call, bytes * topo_.size());
   std::byte* const own_output = outputs[topo_.rank()];
   if (topo_.size() == 1) {
-    if (own_output != input) std::memcpy(own_output, input, bytes);
+    copy_bytes(own_output, input, bytes);
     return;
   }
   auto lane = lane_call(call, wire::Collective::kAllGather, count);
@@ -171,7 +176,7 @@ void Communicator::all_to_all(const Call& call, std::vector<const std::byte*> in
   for (const std::size_t n : to) elements += n;
   Run run(*this, call, elements * element_bytes(call.dtype));
   if (topo_.size() == 1) {
-    std::memcpy(outputs[0], inputs[0], to[0] * element_bytes(call.dtype));
+    copy_bytes(outputs[0], inputs[0], to[0] * element_bytes(call.dtype));
     return;
   }
   auto lane = lane_call(call, wire::Collective::kAllToAll, 0);
@@ -185,7 +190,7 @@ void Communicator::all_to_all(const Call& call, std::vector<const std::byte*> in
 void Communicator::reduce_alone(DType dtype, Reduction reduction, const std::byte* input,
                                 std::byte* output, std::size_t count) {
   if (reduction.op != wire::ReduceOp::kPremulSum) {
-    if (output != input) std::memcpy(output, input, count * element_bytes(dtype));
+    copy_bytes(output, input, count * element_bytes(dtype));
     return;
   }
   constexpr std::size_t kElements = 4096;

@@ -130,7 +130,7 @@ void HostLane::decode(const Slot& slot, std::size_t part, algo::Piece piece) {
 }
 
 void HostLane::copy_own(algo::Piece piece) {
-  if (output(piece) != input(piece))
+  if (piece.count > 0 && output(piece) != input(piece))
     std::memcpy(output(piece), input(piece), piece.count * element_bytes_);
 }
 
