@@ -9,6 +9,7 @@
 #include <set>
 
 #include "callbacks.h"
+#include "interpreter_exit.h"
 #include "qcoll/base/error.h"
 #include "qcoll/transport/roll_call.h"
 #include "tensor_args.h"
@@ -112,6 +113,7 @@ void Backend::shutdown() {
 
 void Backend::shutdown_all(std::chrono::milliseconds grace) {
   const WithoutGil without_gil;
+  begin_interpreter_exit();
   std::vector<Pointer<Backend>> backends;
   {
     const std::lock_guard lock(live_mutex());

@@ -5,6 +5,7 @@
 
 #include "backend.h"
 #include "callbacks.h"
+#include "interpreter_exit.h"
 #include "qcoll/base/error.h"
 #include "tensor_args.h"
 
@@ -58,6 +59,7 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
                                       const Tensors& inputs, Tensors outputs,
                                       std::chrono::milliseconds timeout, bool async_op,
                                       const Delegated& call) {
+  const StayAtExit stay;
   c10d::Backend& backend = delegate_or_throw(verb);
   const std::uint64_t sequence =
       group_->begin_delegated(std::string(verb) + "(" + text + ") on the delegate");

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "interpreter_exit.h"
 #include "qcoll/base/error.h"
 #include "tensor_args.h"
 #include "thread_policy.h"
@@ -64,6 +65,7 @@ Backend::Step Backend::make_step(const NativeCall& call, const at::Tensor& tenso
 
 Pointer<c10d::Work> Backend::run_native(const NativeCall& call, const Tensors& inputs,
                                         const Tensors& outputs, std::vector<Step> steps) {
+  const StayAtExit stay;
   const auto timeout = timeout_of(call.timeout);
   auto work = c10::make_intrusive<HostWork>(rank_, call.type, call.title, inputs, outputs, timeout);
   std::string text = std::string(call.verb) + "(";

@@ -10,6 +10,8 @@ namespace {
 
 constexpr auto kIdleLife = std::chrono::seconds(10);
 
+thread_local bool callback_thread = false;
+
 }  // namespace
 
 Callbacks& Callbacks::shared() {
@@ -33,7 +35,10 @@ void Callbacks::run(std::function<void()> callback) {
   }).detach();
 }
 
+bool Callbacks::on_this_thread() { return callback_thread; }
+
 void Callbacks::serve() {
+  callback_thread = true;
   std::unique_lock lock(mutex_);
   for (;;) {
     if (!changed_.wait_for(lock, kIdleLife, [&] { return !queue_.empty(); })) break;

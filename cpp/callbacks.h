@@ -16,6 +16,7 @@ class Callbacks {
 
   void run(std::function<void()> callback);
   void wait_idle();
+  static bool on_this_thread();  // whether the caller is one of these threads
 
  private:
   void serve();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "callbacks.h"
+#include "interpreter_exit.h"
 #include "qcoll/base/error.h"
 
 namespace qcoll::torch_binding {
@@ -59,6 +60,7 @@ std::vector<at::Tensor> HostWork::result() {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
+  const StayAtExit stay;
   std::unique_lock lock(mutex_);
   while (timeout == kNoTimeout && !cv_.wait_for(lock, kProbeEvery, [&] { return completed_; })) {
     if (!stall_probe_) continue;

@@ -93,6 +93,11 @@ void Group::end_delegated(std::uint64_t sequence) {
 }
 
 void Group::check_usable() const {
+  if (owner_pid_ != ::getpid())
+    throw UsageError(
+        "qcoll: this process was forked from the one that formed the process group, and a child "
+        "cannot use its parent's connections; form a new group in the child, or make the call in "
+        "the parent");
   const AbortFlag& abort = mesh_->abort_flag();
   if (!abort.raised()) return;
   const TransportError cause = abort.cause();
@@ -106,10 +111,12 @@ void Group::check_usable() const {
 TransportError Group::in_context(std::uint64_t sequence, const TransportError& cause,
                                  Clock::time_point since) const {
   const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
+  std::string why = cause.what();
+  while (why.ends_with('.') || why.ends_with(' ')) why.pop_back();
   return TransportError("qcoll: " + log_->text_of(sequence).value_or("a call") + " #" +
                             std::to_string(sequence) + " failed on rank " +
                             std::to_string(comm_->topology().rank()) + " after " +
-                            std::to_string(seconds) + " s: " + cause.what() +
+                            std::to_string(seconds) + " s: " + why +
                             ". The process group cannot be used any more; destroy it and make a "
                             "new one.",
                         cause.peer());
@@ -148,7 +155,8 @@ void Group::shutdown(Clock::duration grace) {
   if (owner_pid_ != ::getpid() || mesh_->links().left()) return;
   const Deadline deadline(grace);
   const bool idle = worker_.wait_idle_for(grace);
-  while (delegated_in_flight() > 0 && !deadline.passed())
+  // After a failure the delegate's calls end only by their own timeouts.
+  while (delegated_in_flight() > 0 && !deadline.passed() && !abort_flag().raised())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (!idle || delegated_in_flight() > 0) {
     abort("rank " + std::to_string(comm_->topology().rank()) +
