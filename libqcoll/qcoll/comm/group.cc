@@ -94,7 +94,7 @@ void Group::end_delegated(std::uint64_t sequence) {
 
 void Group::check_usable() const {
   if (owner_pid_ != ::getpid())
-    throw UsageError(
+    throw TransportError(
         "qcoll: this process was forked from the one that formed the process group, and a child "
         "cannot use its parent's connections; form a new group in the child, or make the call in "
         "the parent");
