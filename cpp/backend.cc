@@ -78,7 +78,8 @@ Backend::Backend(const Pointer<c10d::Store>& store, int rank, int size,
   try {
     group_ = std::make_shared<comm::Group>(rendezvous, config_of(rank, size, *options));
   } catch (const std::exception& error) {
-    transport::refuse_to_join(rendezvous, rank, error.what());
+    const bool usage = dynamic_cast<const UsageError*>(&error) != nullptr;
+    transport::refuse_to_join(rendezvous, rank, usage, error.what());
     throw;
   }
   const std::lock_guard lock(live_mutex());

@@ -25,11 +25,10 @@ class TorchStore final : public transport::Rendezvous {
     try {
       // A timeout of 0 means "forever" to some stores.
       store_->wait({key}, std::max(left, std::chrono::milliseconds(1)));
+    } catch (const c10::Error& error) {
+      throw TransportError("the store has no \"" + key + "\": " + error.what_without_backtrace());
     } catch (const std::exception& error) {
-      throw TransportError("waiting for \"" + key +
-                           "\" in the rendezvous store; did every rank start, and does each reach "
-                           "the store? (" +
-                           std::string(error.what()).substr(0, 300) + ")");
+      throw TransportError("the store has no \"" + key + "\": " + error.what());
     }
     const std::vector<std::uint8_t> value = store_->get(key);
     return {value.begin(), value.end()};

@@ -25,13 +25,22 @@ Array = torch.Tensor | npt.NDArray[Any]
 _DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
 
 
-def _tensor(array: Array) -> torch.Tensor:
-    """The same memory as a tensor."""
+def _input(array: Array) -> torch.Tensor:
+    """The same memory as a tensor; a copy of a read-only array."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        return torch.from_numpy(array.copy())
+    return _output(array)
+
+
+def _output(array: Array) -> torch.Tensor:
+    """The same memory as a tensor, to be written."""
     if isinstance(array, torch.Tensor):
         return array
-    if isinstance(array, np.ndarray):
-        return torch.from_numpy(array)
-    raise TypeError(f"qcoll: expected a torch tensor or numpy array, got {type(array).__name__}")
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"qcoll: expected a torch tensor or numpy array, got {type(array).__name__}")
+    if not array.flags.writeable:
+        raise ValueError("qcoll: the output is a read-only numpy array; pass a writable one")
+    return torch.from_numpy(array)
 
 
 class Communicator:
@@ -90,19 +99,19 @@ class Communicator:
 
     def all_gather(self, output: Array, input: Array, *, codec: str | None = None) -> None:
         """As :func:`qcoll.all_gather_into_tensor`."""
-        self._backend.all_gather_with(_tensor(output), _tensor(input), codec, False)
+        self._backend.all_gather_with(_output(output), _input(input), codec, False)
 
     def reduce_scatter(
         self, output: Array, input: Array, *, op: Op = "sum", codec: str | None = None
     ) -> None:
         """As :func:`qcoll.reduce_scatter_tensor`."""
         self._backend.reduce_scatter_with(
-            _tensor(output), _tensor(input), reduce_op(op), codec, False
+            _output(output), _input(input), reduce_op(op), codec, False
         )
 
     def all_reduce(self, array: Array, *, op: Op = "sum", codec: str | None = None) -> None:
         """As :func:`qcoll.all_reduce`."""
-        self._backend.all_reduce_with(_tensor(array), reduce_op(op), codec, False)
+        self._backend.all_reduce_with(_output(array), reduce_op(op), codec, False)
 
     def all_to_all(
         self,
@@ -115,8 +124,8 @@ class Communicator:
     ) -> None:
         """As :func:`qcoll.all_to_all_single`."""
         self._backend.all_to_all_with(
-            _tensor(output),
-            _tensor(input),
+            _output(output),
+            _input(input),
             list(output_split_sizes or ()),
             list(input_split_sizes or ()),
             codec,

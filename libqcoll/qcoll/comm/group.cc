@@ -99,6 +99,8 @@ void Group::check_usable() const {
         "cannot use its parent's connections; form a new group in the child, or make the call in "
         "the parent");
   const AbortFlag& abort = mesh_->abort_flag();
+  if (!abort.raised() && mesh_->links().left())
+    throw TransportError("qcoll: this process group has been shut down; make a new one");
   if (!abort.raised()) return;
   const TransportError cause = abort.cause();
   throw TransportError(

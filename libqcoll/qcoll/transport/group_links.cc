@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "qcoll/base/fork.h"
 #include "qcoll/wire/bytes.h"
@@ -16,6 +17,8 @@ namespace {
 constexpr std::size_t kFrameHeader = 5;         // u32 payload bytes, u8 type
 constexpr std::size_t kMaxPayload = 16 * 1024;  // texts are cut to fit
 constexpr std::size_t kRanksInReport = 8;
+constexpr auto kCheckEvery = std::chrono::milliseconds(500);
+constexpr auto kRefusalGrace = std::chrono::milliseconds(300);
 constexpr auto kAnswerPatience = std::chrono::milliseconds(200);
 
 std::string encode_u64(std::uint64_t value) {
@@ -59,13 +62,21 @@ Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
   }
 }
 
-void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& deadline) {
+void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& deadline,
+                             const std::function<void(Rank)>& check) {
   {
     const std::lock_guard lock(mutex_);
     peers_ = std::move(peers);
   }
-  for (Rank peer = 0; peer < rank_; ++peer)
-    adopt(Purpose::kControl, peer, dial(peer, Purpose::kControl, deadline));
+  for (Rank peer = 0; peer < rank_; ++peer) {
+    try {
+      adopt(Purpose::kControl, peer, dial(peer, Purpose::kControl, deadline));
+    } catch (const ConnectionLost&) {
+      std::this_thread::sleep_for(kRefusalGrace);  // if it has given up, it is saying why
+      check(peer);
+      throw;
+    }
+  }
   std::unique_lock lock(mutex_);
   const auto missing = [&] {
     Rank peer = rank_ + 1;
@@ -75,12 +86,18 @@ void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& dea
   const auto all_here = [&] {
     return missing() == static_cast<Rank>(links_.size()) || abort_.raised();
   };
-  if (!arrived_.wait_until(lock, deadline.at(), all_here))
-    throw TransportError("timed out after " + std::to_string(deadline.timeout_seconds()) +
-                             " s: " + peers_[missing()].label +
-                             " did not open its control link; is it still alive, and can it reach "
-                             "this host?",
-                         missing());
+  while (!arrived_.wait_for(lock, kCheckEvery, all_here)) {
+    const Rank peer = missing();
+    if (deadline.passed())
+      throw TransportError("timed out after " + std::to_string(deadline.timeout_seconds()) +
+                               " s: " + peers_[peer].label +
+                               " did not open its control link; is it still alive, and can it "
+                               "reach this host?",
+                           peer);
+    lock.unlock();
+    for (Rank other = rank_ + 1; other < static_cast<Rank>(links_.size()); ++other) check(other);
+    lock.lock();
+  }
   abort_.throw_if_raised();
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,7 +46,10 @@ class GroupLinks {
   AbortFlag& abort_flag() { return abort_; }
 
   // Dials all lower ranks and waits for all higher ones. Errors name the rank that is missing.
-  void connect_all(std::vector<PeerAddress> peers, const Deadline& deadline);
+  // `check(rank)`, called when a rank does not answer and while one is missing, may throw a better
+  // cause.
+  void connect_all(std::vector<PeerAddress> peers, const Deadline& deadline,
+                   const std::function<void(Rank)>& check);
   Fd dial_data(Rank peer, const Deadline& deadline);
   std::vector<std::pair<Rank, Fd>> take_accepted();
 

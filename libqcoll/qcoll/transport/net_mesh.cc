@@ -55,7 +55,8 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
     std::vector<PeerAddress> peers;
     for (const Identity& other : identities_)
       peers.push_back({addresses_to_dial(mine, other), other.port, other.label()});
-    links_->connect_all(std::move(peers), deadline);
+    links_->connect_all(std::move(peers), deadline,
+                        [&](Rank peer) { check_refusal_of(store, peer); });
     plane_->wake();
   } catch (...) {
     links_->leave();

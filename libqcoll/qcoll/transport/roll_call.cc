@@ -49,10 +49,28 @@ std::map<std::string, std::string> parse_pairs(const std::string& text, char sep
 
 const std::string kSecretKey = "qcoll/secret";
 const std::string kRefusal = "refusal=";
+const std::string kUsage = "usage ";
 
 void check_refusal(const std::string& record) {
-  if (record.starts_with(kRefusal))
-    throw UsageError("another rank cannot join the group: " + record.substr(kRefusal.size()));
+  if (!record.starts_with(kRefusal)) return;
+  const std::string reason = record.substr(kRefusal.size());
+  const std::string prefix = "another rank cannot join the group: ";
+  if (reason.starts_with(kUsage)) throw UsageError(prefix + reason.substr(kUsage.size()));
+  throw TransportError(prefix + reason);
+}
+
+// What the store says when it has waited in vain becomes an error about the rank.
+std::string get_from(Rendezvous& store, const std::string& key, Rank rank,
+                     const Deadline& deadline) {
+  try {
+    return store.get(key, deadline);
+  } catch (const TransportError& error) {
+    throw TransportError("rank " + std::to_string(rank) + " has not joined the group after " +
+                             std::to_string(deadline.elapsed_seconds()) +
+                             " s; did it start, and does it reach the rendezvous store? (" +
+                             error.what() + ")",
+                         rank);
+  }
 }
 
 std::string record_key(Rank rank) { return "qcoll/rank/" + std::to_string(rank); }
@@ -155,7 +173,7 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline)
     wire::fill_random(bytes);
     store.set(kSecretKey, raw);
   } else {
-    raw = store.get(kSecretKey, deadline);
+    raw = get_from(store, kSecretKey, 0, deadline);
     check_refusal(raw);
     if (raw.size() != 8 + shared.secret.size())
       throw TransportError("the rendezvous store holds a group secret of " +
@@ -168,11 +186,16 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline)
   return shared;
 }
 
-void refuse_to_join(Rendezvous& store, Rank rank, std::string reason) {
+void refuse_to_join(Rendezvous& store, Rank rank, bool usage, std::string reason) {
   std::replace(reason.begin(), reason.end(), '\n', ' ');
-  const std::string refusal = kRefusal + "rank " + std::to_string(rank) + ": " + reason;
+  const std::string refusal =
+      kRefusal + (usage ? kUsage : "") + "rank " + std::to_string(rank) + ": " + reason;
   store.set(record_key(rank), refusal);
   if (rank == 0) store.set(kSecretKey, refusal);
+}
+
+void check_refusal_of(Rendezvous& store, Rank rank) {
+  check_refusal(store.get(record_key(rank), Deadline(std::chrono::seconds(5))));
 }
 
 std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
@@ -180,7 +203,9 @@ std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int siz
   store.set(record_key(mine.rank), serialize(mine));
   std::vector<Identity> all;
   for (Rank rank = 0; rank < size; ++rank)
-    all.push_back(rank == mine.rank ? mine : parse_identity(store.get(record_key(rank), deadline)));
+    all.push_back(rank == mine.rank
+                      ? mine
+                      : parse_identity(get_from(store, record_key(rank), rank, deadline)));
   check_agreement(all);
   return all;
 }

@@ -51,8 +51,10 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline)
 std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
                                 const Deadline& deadline);
 
-// Instead of roll_call, by a rank that cannot take part: the others then fail at once with the
-// reason, not after their timeout.
-void refuse_to_join(Rendezvous& store, Rank rank, std::string reason);
+// By a rank that cannot take part: the others then fail at once with the reason and the kind of
+// error (UsageError if `usage`), not after their timeout.
+void refuse_to_join(Rendezvous& store, Rank rank, bool usage, std::string reason);
+// Throws what `rank` wrote when it refused, if it did. It must have published its identity.
+void check_refusal_of(Rendezvous& store, Rank rank);
 
 }  // namespace qcoll::transport

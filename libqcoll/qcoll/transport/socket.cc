@@ -180,6 +180,10 @@ Listener listen_on(const Address* only) {
 
 Fd dial(const std::vector<Address>& addresses, std::uint16_t port, const Deadline& deadline,
         const AbortFlag& abort) {
+  if (addresses.empty())
+    throw TransportError(
+        "the peer offers no address but loopback ones, which lead nowhere from this "
+        "host; check its QCOLL_SOCKET_IFNAME");
   std::string tried;
   for (const Address& address : addresses) {
     std::string why;
