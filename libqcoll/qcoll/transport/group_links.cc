@@ -115,18 +115,22 @@ std::vector<std::pair<Rank, Fd>> GroupLinks::take_accepted() {
 // Peers are told first: whoever wakes here may leave at once, and must not be taken for the cause.
 void GroupLinks::abort(const TransportError& cause) {
   if (abort_.raised()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
-      post(peer, Message::kAbort,
-           encode_u64(static_cast<std::uint64_t>(cause.peer())) + cause.what());
-  }
+  post_abort(cause);
   abort_.raise(cause);
   arrived_.notify_all();
 }
 
+void GroupLinks::post_abort(const TransportError& cause) {
+  const std::lock_guard lock(mutex_);
+  for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
+    post(peer, Message::kAbort,
+         encode_u64(static_cast<std::uint64_t>(cause.peer())) + cause.what());
+}
+
 void GroupLinks::leave() {
   if (left_.exchange(true)) return;
+  // A peer may not have heard of the failure from the rank that found it yet.
+  if (abort_.raised()) post_abort(abort_.cause());
   const std::lock_guard lock(mutex_);
   for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer)
     post(peer, Message::kGoodbye, "");

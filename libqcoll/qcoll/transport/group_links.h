@@ -92,6 +92,7 @@ class GroupLinks {
   };
 
   Fd dial(Rank peer, Purpose purpose, const Deadline& deadline);
+  void post_abort(const TransportError& cause);
   void post(Rank peer, Message type, const std::string& payload);  // mutex_ held
   void flush(Link& link);                                          // mutex_ held
   void read_link(Rank peer);
