@@ -157,8 +157,7 @@ TEST_CASE("reduce_scatter and all_reduce sum in fp32") {
           for (std::size_t i = 0; i < total; ++i)
             worst = std::max(worst, std::abs(reduced[0][i] - 0.5 * world.size() * mean[i]));
           CHECK_LE(worst, limit * world.size());
-          for (int r = 1; r < world.size(); ++r)
-            CHECK(same_bits(reduced[r], reduced[0]));
+          for (int r = 1; r < world.size(); ++r) CHECK(same_bits(reduced[r], reduced[0]));
         }
     }
 }

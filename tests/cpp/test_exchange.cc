@@ -84,6 +84,7 @@ void send(Exchange& exchange, std::uint32_t tag, std::size_t payload, std::vecto
                       .elements = static_cast<std::uint32_t>(payload),
                       .payload_bytes = static_cast<std::uint32_t>(payload)},
                      slot.message);
+  slot.payload_bytes = static_cast<std::uint32_t>(payload);
   exchange.publish(slot, readers);
 }
 
@@ -255,6 +256,7 @@ TEST_CASE("hostile bytes in a slot or a stream are an error, not a crash") {
           if (attack == 1) header.chunk = 77;
           wire::write_header(header, slot.message);
           if (attack == 2) slot.message[20] ^= std::byte{1};  // breaks the checksum
+          slot.payload_bytes = kPayload;
           try {
             exchange.publish(slot, std::vector<Rank>{1});
             exchange.finish();

@@ -87,16 +87,18 @@ void HostLane::encode_sum(Slot& slot, std::size_t part, algo::SumId sum, std::si
                                               count, part_of(slot, part, count), kernels_);
 }
 
-void HostLane::publish(const Slot& slot, std::span<const Rank> readers) {
-  if (slot.encoded_here)
-    wire::write_header(
-        {.envelope = call_.envelope,
-         .codec = slot.ring->encoding.codec,
-         .tag = slot.tag,
-         .chunk = slot.slot.index,
-         .elements = static_cast<std::uint32_t>(slot.count),
-         .payload_bytes = static_cast<std::uint32_t>(slot.ring->parts * slot.stride_bytes)},
-        slot.slot.message);
+void HostLane::publish(Slot& slot, std::span<const Rank> readers) {
+  if (slot.encoded_here) {
+    slot.slot.elements = static_cast<std::uint32_t>(slot.count);
+    slot.slot.payload_bytes = static_cast<std::uint32_t>(slot.ring->parts * slot.stride_bytes);
+    wire::write_header({.envelope = call_.envelope,
+                        .codec = slot.ring->encoding.codec,
+                        .tag = slot.tag,
+                        .chunk = slot.slot.index,
+                        .elements = slot.slot.elements,
+                        .payload_bytes = slot.slot.payload_bytes},
+                       slot.slot.message);
+  }
   exchange_.publish(slot.slot, readers);
 }
 
@@ -107,11 +109,10 @@ HostLane::Slot HostLane::receive(Rank from, std::uint32_t tag, std::size_t count
                   .tag = tag,
                   .count = count,
                   .stride_bytes = ring.encoding.part_bytes(count)};
-  const wire::Header header = wire::parse_header(slot.slot.message);
-  if (header.elements != count || header.payload_bytes != ring.parts * slot.stride_bytes)
+  if (slot.slot.elements != count || slot.slot.payload_bytes != ring.parts * slot.stride_bytes)
     throw TransportError("ranks disagree in " + wire::describe(call_.envelope) + ": rank " +
-                             std::to_string(from) + " sent " + std::to_string(header.elements) +
-                             " elements in " + std::to_string(header.payload_bytes) +
+                             std::to_string(from) + " sent " + std::to_string(slot.slot.elements) +
+                             " elements in " + std::to_string(slot.slot.payload_bytes) +
                              " bytes, rank " + std::to_string(exchange_.rank()) + " expected " +
                              std::to_string(count) + " elements in " +
                              std::to_string(ring.parts * slot.stride_bytes) +

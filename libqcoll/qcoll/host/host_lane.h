@@ -61,7 +61,7 @@ class HostLane {
   Slot reserve(std::uint32_t tag, std::size_t count);
   void encode(Slot& slot, std::size_t part, algo::Piece piece);
   void encode_sum(Slot& slot, std::size_t part, algo::SumId sum, std::size_t count);
-  void publish(const Slot& slot, std::span<const Rank> readers);
+  void publish(Slot& slot, std::span<const Rank> readers);
   Slot receive(Rank from, std::uint32_t tag, std::size_t count);
   void release(const Slot& slot);
   void decode(const Slot& slot, std::size_t part, algo::Piece piece);

@@ -105,7 +105,7 @@ Exchange::Slot Exchange::reserve(std::uint32_t tag) {
 }
 
 void Exchange::publish(const Slot& slot, std::span<const Rank> readers) {
-  const std::size_t bytes = wire::Header::kBytes + wire::parse_header(slot.message).payload_bytes;
+  const std::size_t bytes = wire::Header::kBytes + slot.payload_bytes;
   const ConstBytes message(slot.message, bytes);
   bool to_mapped = false;
   for (const Rank reader : readers) {
@@ -172,14 +172,23 @@ Exchange::Slot Exchange::receive_mapped(PeerRing& ring) {
                          ring.owner);
   ++ring.received;
   ring.held.emplace_back();
-  return {.message = message, .index = index, .peer = &ring};
+  return {.message = message,
+          .index = index,
+          .elements = header.elements,
+          .payload_bytes = header.payload_bytes,
+          .peer = &ring};
 }
 
 Exchange::Slot Exchange::receive_landed(OwnRing& ring) {
   if (ring.filled <= ring.received)
     wait_until([&] { return ring.filled > ring.received; }, {ring.from, "to send its next chunk"});
   const std::uint32_t index = ring.received++;
-  return {.message = ring.slot(index), .index = index, .own = &ring};
+  const auto& state = ring.state(index);
+  return {.message = ring.slot(index),
+          .index = index,
+          .elements = state.elements,
+          .payload_bytes = state.payload_bytes,
+          .own = &ring};
 }
 
 void Exchange::release(const Slot& slot) {

@@ -48,8 +48,10 @@ class Exchange {
   struct Slot {
     std::byte* message = nullptr;
     std::uint32_t index = 0;
-    OwnRing* own = nullptr;    // either in this rank's memory,
-    PeerRing* peer = nullptr;  // or in a mapped peer's
+    std::uint32_t elements = 0;       // of its header; the encoder of a message sets both
+    std::uint32_t payload_bytes = 0;  // before it publishes
+    OwnRing* own = nullptr;           // either in this rank's memory,
+    PeerRing* peer = nullptr;         // or in a mapped peer's
 
     std::byte* payload() const { return message + wire::Header::kBytes; }
   };

@@ -62,6 +62,8 @@ bool Exchange::place(Incoming& incoming, const wire::Header& header) {
                       "room for " + std::to_string(ring.slot_bytes - wire::Header::kBytes));
   Rank laggard = -1;
   if (!slot_free(ring, ring.filled, &laggard)) return false;
+  ring.state(ring.filled).elements = header.elements;
+  ring.state(ring.filled).payload_bytes = header.payload_bytes;
   incoming.stream.accept(ring.slot(ring.filled));
   incoming.landing = &ring;
   return true;

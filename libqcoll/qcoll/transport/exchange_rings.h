@@ -10,6 +10,8 @@ struct Exchange::OwnRing {
   struct SlotState {
     std::uint32_t sends = 0;  // to streams, that the kernel has not taken yet
     bool held = false;        // landed here and not released
+    std::uint32_t elements = 0;
+    std::uint32_t payload_bytes = 0;
   };
 
   std::uint32_t tag = 0;
