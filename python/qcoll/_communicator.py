@@ -37,7 +37,9 @@ def _output(array: Array) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"qcoll: expected a torch tensor or numpy array, got {type(array).__name__}")
+        raise TypeError(
+            f"qcoll: expected a torch tensor or numpy array, got {type(array).__name__}"
+        )
     if not array.flags.writeable:
         raise ValueError("qcoll: the output is a read-only numpy array; pass a writable one")
     return torch.from_numpy(array)

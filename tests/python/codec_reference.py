@@ -1,4 +1,4 @@
-"""The codecs in numpy, written from the rules (docs/numerics.md, docs/wire_format_chunks.md) alone.
+"""The codecs in numpy, written from the rules (docs/numerics.md, docs/wire_format.md) alone.
 
 It shares no code with the package and is vectorised only so that tests stay short. Values are fp32
 arrays and results are bit patterns, so that NaN and signed zeros can be compared.
@@ -189,7 +189,7 @@ def error_bound(
     """How far one encoding may move an element whose block has ``largest`` as its greatest
     magnitude, stored as ``dtype``.
 
-    DESIGN section 4: at most (1 + 2^(B-9))|s|, s being the largest magnitude / 2^(B-1) rounded to
+    docs/numerics.md: at most (1 + 2^(B-9))|s|, s being the largest magnitude / 2^(B-1) rounded to
     bf16; a block below 2^(B-126) decodes to zero; plus half an ulp of the output type.
     """
     codec = Codec.of(text)

@@ -117,7 +117,7 @@ def test_encoded_bytes_may_lie_anywhere() -> None:
             np.testing.assert_array_equal(bits_of(decoded), expected)
 
 
-# DESIGN section 4: the promises, checked without the reference's arithmetic.
+# docs/numerics.md, the promises, checked without the reference's arithmetic.
 
 
 @pytest.mark.parametrize("codec", BLOCK_CODECS)

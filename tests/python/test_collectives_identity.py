@@ -17,10 +17,10 @@ TRANSPORT_LAYOUTS = [p for p in LAYOUTS if p.id in ("3", "2+2", "3+1", "abab", "
 
 def tensors(rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Inputs of ``rank``; the lengths are no multiples of a block or of the world."""
-    spread = torch.randperm(30011, generator=torch.Generator().manual_seed(rank))
-    wide = (normal(rank, 30011, torch.float32) * 10.0 ** (spread % 60 - 30)).to(dtype)
+    spread = torch.randperm(5003, generator=torch.Generator().manual_seed(rank))
+    wide = (normal(rank, 5003, torch.float32) * 10.0 ** (spread % 60 - 30)).to(dtype)
     hostile = list(hostile_values(dtype, torch.Generator().manual_seed(rank)))
-    return [normal(rank, 70001, dtype), wide, torch.cat(hostile[rank:] + hostile[:rank])]
+    return [normal(rank, 20011, dtype), wide, torch.cat(hostile[rank:] + hostile[:rank])]
 
 
 def fingerprints() -> tuple[list[str], list[str]]:

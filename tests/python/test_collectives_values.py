@@ -45,7 +45,7 @@ def run(nodes: Nodes, function: object, *args: object) -> list[object]:
 def magnitudes_side_by_side(names: Names) -> None:
     """Slices of very different magnitude whose borders are no multiple of the block."""
     world = dist.get_world_size()
-    for count in (33, 100, 257, 1000):
+    for count in (33, 257):
         powers = 10.0 ** torch.tensor([(7 * r) % 13 - 6.0 for r in range(world)])
         inputs = [
             (normal(r, count * world, torch.float32).reshape(world, count) * powers[:, None])
@@ -93,7 +93,7 @@ def relative_errors() -> dict[str, float]:
 
 
 def test_relative_errors_of_means() -> None:
-    # DESIGN section 4: 0.0069 for int8:256 and 0.1031 for int4:128. On 2 nodes of 2 equal ranks
+    # docs/numerics.md: 0.0069 for int8:256 and 0.1031 for int4:128. On 2 nodes of 2 equal ranks
     # half of the contributions are encoded inside their node (the others are the rank's own), and
     # then the sum of the other node, half of the total. The errors may add up.
     for errors in pool_of([2, 2]).run(relative_errors, backend="qcoll"):

@@ -50,6 +50,8 @@ def compare(*calls: Callable[[Group], Any]) -> None:
     for number, call in enumerate(calls):
         expected, got = outcome(call, gloo), outcome(call, None)
         assert same(expected, got), (number, expected, got)
+    dist.all_reduce(torch.ones(1))  # all ranks are done with it
+    dist.destroy_process_group(gloo)
 
 
 def mine(dtype: torch.dtype, count: int = 37) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils.data import DataLoader, Dataset
 
 import qcoll
-from qcoll.testing import Nodes, RankOutcome, run_ranks
+from qcoll.testing import Nodes, RankOutcome, RankPool, run_ranks
 from qcoll.testing.layout import SINGLE_THREADED, import_path
 
 LAYOUTS = [
@@ -138,7 +138,7 @@ def driver() -> Iterator[Driver]:
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_exit_is_quiet(driver: Driver, what: str) -> None:
-    check_quiet(driver, PROGRAMS[what], ["a", "b"], ["a", "a"])
+    check_quiet(driver, PROGRAMS[what], ["a", "b"])
 
 
 @pytest.mark.full
@@ -227,8 +227,11 @@ def forks() -> None:
     check_all_reduce()
 
 
-def test_fork_after_init(nodes: Nodes) -> None:
-    pool_of(nodes).run(forks, backend="qcoll")
+def test_fork_after_init() -> None:
+    # Ranks of its own: gloo groups that others left behind could not be destroyed in a child.
+    for nodes in ([2, 1], [1, 1]):
+        with RankPool(sum(nodes), nodes) as pool:
+            pool.run(forks, backend="qcoll")
 
 
 def call_in_child() -> None:
@@ -338,15 +341,19 @@ def death(what: str, before: bool) -> None:
         expect_death(lambda: dist.barrier())
 
 
-@pytest.mark.parametrize("layout", [[2, 2], [3]], ids=str)
-@pytest.mark.parametrize("what", CALLS)
-def test_the_death_of_a_rank_wakes_the_others(layout: Nodes, what: str) -> None:
-    check_survivors(pool_of(layout).outcomes(death, args=(what, False), backend="qcoll"))
+QUICK = ("large all_reduce", "coded all_reduce", "delegated all_reduce", "async delegated")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=[] if w in QUICK else [pytest.mark.full]) for w in CALLS]
+)
+def test_the_death_of_a_rank_wakes_the_others(nodes: Nodes, what: str) -> None:
+    check_survivors(pool_of(nodes).outcomes(death, args=(what, False), backend="qcoll"))
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "delegated all_reduce"])
-def test_a_call_after_the_death_of_a_rank(nodes: Nodes, what: str) -> None:
-    check_survivors(pool_of(nodes).outcomes(death, args=(what, True), backend="qcoll"))
+def test_a_call_after_the_death_of_a_rank(what: str) -> None:
+    check_survivors(pool_of([2, 2]).outcomes(death, args=(what, True), backend="qcoll"))
 
 
 def death_with_many_waiting() -> None:

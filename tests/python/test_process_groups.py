@@ -22,7 +22,9 @@ def nodes(request: pytest.FixtureRequest) -> Nodes:
     return request.param
 
 
-def run(nodes: Nodes, function: object, *args: object, backend: str | None = "qcoll") -> list[object]:
+def run(
+    nodes: Nodes, function: object, *args: object, backend: str | None = "qcoll"
+) -> list[object]:
     return pool_of(nodes).run(function, args=args, backend=backend)
 
 
@@ -105,6 +107,7 @@ def foreign_subgroups() -> None:
         dist.all_gather_into_tensor(out, inputs[dist.get_rank()], group=coded)
         assert same_bits(out, torch.cat([round_trip(i, "int4") for i in inputs]))
     check_group(None, everyone)
+    dist.destroy_process_group(gloo)
 
 
 def test_groups_of_other_kinds(nodes: Nodes) -> None:

@@ -169,7 +169,7 @@ class Stream:
 def near(result: torch.Tensor, expected: torch.Tensor, codec: str) -> None:
     """The error of the whole is that of the codec, not that of wrong data.
 
-    DESIGN section 4: on Gaussian data one encoding costs at most 0.11 (int4) and 0.007 (int8) of
+    docs/numerics.md: on Gaussian data one encoding costs at most 0.11 (int4) and 0.007 (int8) of
     the norm; here there are at most three. In small tensors single elements weigh more.
     """
     if not expected.dtype.is_floating_point:
