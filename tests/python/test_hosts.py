@@ -189,6 +189,7 @@ def own_group() -> float:
 
 def fail_on_one() -> None:
     print("before the failure")
+    dist.barrier()  # nobody is ended before it has printed
     if dist.get_rank() == 1:
         raise ValueError("rank one will not")
     dist.barrier()

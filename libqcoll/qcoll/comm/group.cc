@@ -55,11 +55,8 @@ void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) 
   try {
     abort_flag().throw_if_raised();
     body(sequence);
-  } catch (const ConnectionLost& lost) {
-    error = std::make_exception_ptr(in_context(sequence, fail_with_best_cause(lost), since));
-  } catch (const TransportError& cause) {
-    fail(cause);
-    error = std::make_exception_ptr(in_context(sequence, abort_flag().cause(), since));
+  } catch (const TransportError& found) {
+    error = std::make_exception_ptr(in_context(sequence, fail_with_best_cause(found), since));
   } catch (...) {
     // Memory or a defect: the data path's state is unknown, so the group ends here as well.
     error = std::current_exception();
@@ -74,7 +71,8 @@ std::uint64_t Group::number(const std::string& text) {
   check_usable();
   std::optional<transport::OperationLog::Conflict> conflict;
   const std::uint64_t sequence = log_->add(text, &conflict);
-  if (conflict) fail(transport::conflict_error(comm_->topology().rank(), *conflict));
+  if (conflict)
+    fail_with_best_cause(transport::conflict_error(comm_->topology().rank(), *conflict));
   return sequence;
 }
 
@@ -134,13 +132,14 @@ bool Group::raised_within_grace() const {
   return mesh_->abort_flag().raised();
 }
 
-TransportError Group::fail_with_best_cause(const ConnectionLost& lost) {
-  const Rank peer = lost.peer();
-  if (!raised_within_grace() && peer >= 0 && mesh_->departed(peer))
+TransportError Group::fail_with_best_cause(const TransportError& found) {
+  const Rank peer = found.peer();
+  const bool connection_lost = dynamic_cast<const ConnectionLost*>(&found) != nullptr;
+  if (!raised_within_grace() && connection_lost && peer >= 0 && mesh_->departed(peer))
     fail(TransportError("rank " + std::to_string(peer) +
-                            " has left the group (destroy_process_group or exit): " + lost.what(),
+                            " has left the group (destroy_process_group or exit): " + found.what(),
                         peer));
-  fail(lost);
+  fail(found);
   return abort_flag().cause();
 }
 

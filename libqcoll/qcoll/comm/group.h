@@ -64,9 +64,10 @@ class Group {
   // Fails the group on all ranks; wakes everything that waits.
   void abort(const std::string& reason);
   void fail(const TransportError& cause);
-  // A connection that breaks usually means that the peer died, whose control link says so within
-  // moments: waits for that, fails the group, and returns the cause that all ranks get.
-  TransportError fail_with_best_cause(const ConnectionLost& lost);
+  // What a call finds on the data path is often the effect of a cause that is still on its way
+  // over the control links (a peer died, a rank aborted): waits for that for moments, fails the
+  // group, and returns the cause that all ranks get.
+  TransportError fail_with_best_cause(const TransportError& found);
   // The same for an error of the delegate, which names neither rank nor call.
   TransportError fail_delegated(const std::string& reason);
   // The error of one call: `cause` with the call's name, number and duration.
