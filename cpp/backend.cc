@@ -9,6 +9,7 @@
 #include <set>
 
 #include "callbacks.h"
+#include "delegate_sockets.h"
 #include "interpreter_exit.h"
 #include "qcoll/base/error.h"
 #include "qcoll/transport/roll_call.h"
@@ -22,6 +23,8 @@ namespace {
 
 // How long an orderly shutdown waits for calls in flight.
 constexpr auto kShutdownGrace = std::chrono::seconds(5);
+
+constexpr auto kDelegatePatience = std::chrono::seconds(1);
 
 // Backends that live, for the exit of the interpreter. Never destroyed: exit order does not matter.
 std::mutex& live_mutex() {
@@ -38,13 +41,22 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+bool flag_from_environment(const char* name, bool otherwise) {
+  const std::string value = environment(name);
+  if (value.empty()) return otherwise;
+  if (value == "1" || value == "0") return value == "1";
+  throw UsageError(std::string("environment variable ") + name + "=\"" + value +
+                   "\" is neither 0 nor 1");
+}
+
 comm::GroupConfig config_of(int rank, int size, const BackendOptions& options) {
   comm::GroupConfig config{.rank = rank,
                            .size = size,
                            .options = {},
                            .node = environment("QCOLL_NODE"),
                            .agreement = "qcoll version=" QCOLL_VERSION,
-                           .share_memory = environment("QCOLL_SHM") != "0",
+                           .share_memory = flag_from_environment("QCOLL_SHM", true),
+                           .dump_directory = environment("QCOLL_DUMP"),
                            .timeout = options.timeout};
   comm::Settings::from_environment().apply_to(config.options);
   options.settings.apply_to(config.options);
@@ -68,11 +80,8 @@ class WithoutGil {
 }  // namespace
 
 Backend::Backend(const Pointer<c10d::Store>& store, int rank, int size,
-                 const Pointer<BackendOptions>& options, Pointer<c10d::Backend> delegate)
-    : c10d::Backend(rank, size),
-      owner_pid_(::getpid()),
-      options_(options),
-      delegate_(std::move(delegate)) {
+                 const Pointer<BackendOptions>& options)
+    : c10d::Backend(rank, size), owner_pid_(::getpid()), options_(options) {
   const WithoutGil without_gil;
   TorchStore rendezvous(store);
   try {
@@ -92,6 +101,7 @@ Backend::~Backend() {
     live_backends().erase(this);
   }
   const WithoutGil without_gil;
+  group_->abort_flag().unsubscribe(delegate_subscription_);
   if (owner_pid_ != ::getpid()) {
     // A forked child's copies: their threads do not exist here, and joining them would not end.
     (void)delegate_.release();
@@ -99,9 +109,23 @@ Backend::~Backend() {
     return;
   }
   close(std::chrono::milliseconds(0));
-  // A delegate that is still stuck in a call would block here until that call's timeout, and its
-  // abort wakes nobody. It is better left behind.
+  // A failure has ended the delegate's connections, and its calls are on their way back. One that
+  // is still stuck would block here until its own timeout; it is better left behind.
+  const Deadline patience(kDelegatePatience);
+  while (delegate_ && group_->delegated_in_flight() > 0 && !patience.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (delegate_ && group_->delegated_in_flight() > 0) (void)delegate_.release();
+}
+
+void Backend::set_delegate(Pointer<c10d::Backend> delegate, std::vector<std::uint16_t> ports) {
+  delegate_ = std::move(delegate);
+  delegate_subscription_ = group_->abort_flag().subscribe(
+      [ports = std::move(ports)](const TransportError&) { end_connections_accepted_on(ports); });
+}
+
+void Backend::fail_without_delegate(const std::string& reason) {
+  throw group_->fail_with_best_cause(TransportError(
+      "rank " + std::to_string(rank_) + " could not make its delegate backend: " + reason, rank_));
 }
 
 void Backend::close(std::chrono::milliseconds grace) { group_->shutdown(grace); }
@@ -109,20 +133,21 @@ void Backend::close(std::chrono::milliseconds grace) { group_->shutdown(grace); 
 void Backend::shutdown() {
   const WithoutGil without_gil;
   close(kShutdownGrace);
-  Callbacks::shared().wait_idle();
 }
 
 void Backend::shutdown_all(std::chrono::milliseconds grace) {
   const WithoutGil without_gil;
   begin_interpreter_exit();
-  std::vector<Pointer<Backend>> backends;
+  // Their groups, not the backends themselves: one of those may be in its destructor already.
+  std::vector<std::shared_ptr<comm::Group>> groups;
   {
     const std::lock_guard lock(live_mutex());
-    for (Backend* backend : live_backends())
-      backends.push_back(Pointer<Backend>::reclaim_copy(backend));
+    for (const Backend* backend : live_backends())
+      if (backend->owner_pid_ == ::getpid()) groups.push_back(backend->group_);
   }
-  for (const auto& backend : backends) backend->close(grace);
-  if (!backends.empty()) Callbacks::shared().wait_idle();
+  for (const auto& group : groups) group->shutdown(grace);
+  Callbacks::shared().wait_idle_for(grace);
+  end_interpreter_exit();
 }
 
 void Backend::abort() {
@@ -159,13 +184,17 @@ Pointer<c10d::Work> Backend::endCoalescing() {
 
 Pointer<c10d::Work> Backend::track(Pointer<c10d::Work> work) {
   const std::lock_guard lock(coalescing_mutex_);
-  if (const auto found = coalescing_.find(std::this_thread::get_id()); found != coalescing_.end())
-    found->second.push_back(work);
+  const auto found = coalescing_.find(std::this_thread::get_id());
+  if (found == coalescing_.end()) return work;
+  // An exception in the caller's block leaves it open for good: keep nothing that is over.
+  std::erase_if(found->second,
+                [](const auto& earlier) { return earlier->isCompleted() && earlier->isSuccess(); });
+  found->second.push_back(work);
   return work;
 }
 
 comm::Plan Backend::explain(const std::string& verb, std::size_t numel, at::ScalarType dtype,
-                            const Codec& codec) const {
+                            const c10d::ReduceOp& op, const Codec& codec) const {
   struct Verb {
     wire::Collective collective;
     bool coalesced = false;
@@ -191,21 +220,50 @@ comm::Plan Backend::explain(const std::string& verb, std::size_t numel, at::Scal
     for (const auto& [name, v] : kVerbs) known += (known.empty() ? "" : ", ") + name;
     throw UsageError("qcoll.explain: unknown verb \"" + verb + "\"; it knows " + known);
   }
-  const at::Tensor sample = at::empty({0}, at::TensorOptions().dtype(dtype));
-  const std::size_t bytes = numel * sample.element_size();
+  const Verb& what = found->second;
+  const auto& topology = group_->topology();
+  const bool whole_slices = what.collective != wire::Collective::kAllReduce;
+  if (whole_slices && numel % static_cast<std::size_t>(size_) != 0)
+    throw UsageError("qcoll.explain: " + verb + " takes a multiple of the world size (" +
+                     std::to_string(size_) + ") elements, got " + std::to_string(numel));
+  const at::Tensor sample = summable_view(
+      at::empty({static_cast<std::int64_t>(0)}, at::TensorOptions().dtype(dtype)), op);
+  const std::size_t bytes = numel * c10::elementSize(dtype);
   std::optional<comm::CodecList> given;
   if (codec) given = comm::parse_codec_list("codec", *codec);
   const DType type = dtype_of(sample);
-  const auto& topology = group_->topology();
+  const bool reduces = what.collective == wire::Collective::kReduceScatter ||
+                       what.collective == wire::Collective::kAllReduce;
+  if (reduces && !native_reduction(op, type)) {
+    const std::string here = std::string(name_of(type)) + " and " + text_of(op);
+    if (given)
+      throw UsageError(
+          "qcoll.explain: a codec needs float32, bfloat16 or float16 and sum, avg or premul_sum, "
+          "got " +
+          here);
+    comm::Plan plan;
+    plan.algorithm = "the delegate's";
+    plan.topology = topology.describe();
+    plan.exact_because =
+        "delegated: the engine reduces float32, bfloat16 and float16, by sum, avg "
+        "and premul_sum; here " +
+        here;
+    plan.payload_bytes = bytes;
+    return plan;
+  }
   const comm::Choice choice = comm::choose(group_->options(), thread_policy(), given,
-                                           {.collective = found->second.collective,
+                                           {.collective = what.collective,
                                             .dtype = type,
                                             .bytes = bytes,
-                                            .coalesced = found->second.coalesced,
-                                            .list_form = found->second.list_form,
+                                            .coalesced = what.coalesced,
+                                            .list_form = what.list_form,
                                             .spans_nodes = topology.spans_nodes()});
-  return comm::explain(topology, group_->node_labels(), found->second.collective, type,
-                       bytes / element_bytes(type), choice);
+  comm::Plan plan = comm::explain(topology, group_->node_labels(), what.collective, type,
+                                  bytes / element_bytes(type), choice);
+  for (const Rank peer : topology.node_ranks())
+    if (peer != rank_ && !group_->mesh().mapped(peer))
+      plan.not_in_shared_memory[peer] = group_->mesh().not_mapped_because(peer);
+  return plan;
 }
 
 }  // namespace qcoll::torch_binding

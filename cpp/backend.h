@@ -26,13 +26,18 @@ using Pointer = c10::intrusive_ptr<T>;
 
 class Backend final : public c10d::Backend {
  public:
-  // Collective over all ranks. `delegate` may be null: verbs that need it are then errors.
+  // Collective over all ranks. Without a delegate, verbs that need it are errors.
   Backend(const Pointer<c10d::Store>& store, int rank, int size,
-          const Pointer<BackendOptions>& options, Pointer<c10d::Backend> delegate);
+          const Pointer<BackendOptions>& options);
   ~Backend() override;
 
   // Shuts down every backend of this process that still lives; for the exit of the interpreter.
   static void shutdown_all(std::chrono::milliseconds grace);
+
+  // `ports`: where the delegate listens. Once, before the first call.
+  void set_delegate(Pointer<c10d::Backend> delegate, std::vector<std::uint16_t> ports);
+  // This rank could not make its delegate: ends the group on all ranks, and throws its cause.
+  [[noreturn]] void fail_without_delegate(const std::string& reason);
 
   const std::string getBackendName() const override { return "qcoll"; }
   Pointer<c10d::Backend::Options> getBackendOptions() override { return options_; }
@@ -69,6 +74,9 @@ class Backend final : public c10d::Backend {
   Pointer<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs,
                                const c10d::AllToAllOptions& opts) override;
 
+  // Over the control links.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
   // On the delegate (backend_delegated.cc).
   Pointer<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   Pointer<c10d::Work> allreduce_sparse(Tensors& tensors,
@@ -81,7 +89,8 @@ class Backend final : public c10d::Backend {
   Pointer<c10d::Work> scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                               const c10d::ScatterOptions& opts) override;
   Pointer<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // On the delegate, too (backend_point_to_point.cc).
   Pointer<c10d::Work> send(Tensors& tensors, int to, int tag) override;
   Pointer<c10d::Work> recv(Tensors& tensors, int from, int tag) override;
   Pointer<c10d::Work> recvAnysource(Tensors& tensors, int tag) override;
@@ -100,9 +109,9 @@ class Backend final : public c10d::Backend {
                                       std::vector<std::int64_t> input_splits, const Codec& codec,
                                       bool async_op);
 
-  // `shape`-free: elements of the gathered (all-gather), unreduced or exchanged tensor.
+  // `numel`: elements of the gathered, unreduced, reduced or exchanged tensor.
   comm::Plan explain(const std::string& verb, std::size_t numel, at::ScalarType dtype,
-                     const Codec& codec) const;
+                     const c10d::ReduceOp& op, const Codec& codec) const;
   comm::Group& group() { return *group_; }
 
  private:
@@ -152,6 +161,8 @@ class Backend final : public c10d::Backend {
                                const Tensors& inputs, Tensors outputs,
                                std::chrono::milliseconds timeout, bool async_op,
                                const Delegated& call);
+  Pointer<c10d::Work> point_to_point(const char* verb, c10d::OpType type, const Tensors& tensors,
+                                     int peer, const Delegated& call);
   c10d::Backend& delegate_or_throw(const char* verb) const;
   void close(std::chrono::milliseconds grace);
   Pointer<c10d::Work> track(Pointer<c10d::Work> work);  // for endCoalescing
@@ -160,6 +171,7 @@ class Backend final : public c10d::Backend {
   const Pointer<BackendOptions> options_;
   Pointer<c10d::Backend> delegate_;
   std::shared_ptr<comm::Group> group_;  // shared with callbacks of the delegate
+  std::uint64_t delegate_subscription_ = 0;
 
   std::mutex coalescing_mutex_;
   std::map<std::thread::id, std::vector<Pointer<c10d::Work>>> coalescing_;

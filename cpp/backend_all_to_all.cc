@@ -120,7 +120,10 @@ Pointer<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inputs,
     sources.push_back(input.contiguous());
     bytes += bytes_of(input);
   }
-  for (const at::Tensor& output : outputs) dense.push_back(dense_like(output));
+  for (const at::Tensor& output : outputs) {
+    require_distinct_elements(output, call.verb);
+    dense.push_back(dense_like(output));
+  }
   auto step = make_step(call, inputs[0], bytes, "splits by rank",
                         [this, sources, dense, outputs](const comm::Call& c) {
                           std::vector<const std::byte*> in;

@@ -81,7 +81,7 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
   try {
     inner = call(backend);
   } catch (...) {
-    group_->end_delegated(sequence);
+    group_->end_delegated(sequence, false);
     throw;
   }
   const std::uint64_t subscription = group_->abort_flag().subscribe(
@@ -89,8 +89,9 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
         work->complete(std::make_exception_ptr(group->in_context(sequence, cause, since)));
       });
   const auto end = [work, sequence, since, subscription, group = group_](std::exception_ptr error) {
+    stay_if_interpreter_ended();  // a thread of the delegate that woke late
     work->complete(error ? blame(*group, sequence, since, error) : nullptr);
-    group->end_delegated(sequence);
+    group->end_delegated(sequence, error == nullptr);
     group->abort_flag().unsubscribe(subscription);
   };
   if (const auto future = future_of(*inner))
@@ -98,7 +99,7 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
       end(done.hasError() ? done.exception_ptr() : nullptr);
     });
   else  // some of gloo's works are composed of others and have no future: a thread waits for them
-    Callbacks::shared().run([end, inner] { end(error_of(*inner)); });
+    Callbacks::shared().run_unawaited([end, inner] { end(error_of(*inner)); });
   if (!async_op) work->wait(kNoTimeout);
   return track(work);
 }
@@ -107,8 +108,8 @@ Pointer<c10d::Work> Backend::broadcast(Tensors& tensors, const c10d::BroadcastOp
   const at::Tensor& tensor = single(tensors, "broadcast");
   require_cpu(tensor, "broadcast");
   return delegate("broadcast", c10d::OpType::BROADCAST,
-                  text_of(tensor) + " from rank " + std::to_string(opts.rootRank), tensors, tensors,
-                  opts.timeout, opts.asyncOp,
+                  size_text_of(tensor) + " from rank " + std::to_string(opts.rootRank), tensors,
+                  tensors, opts.timeout, opts.asyncOp,
                   [&](c10d::Backend& gloo) { return gloo.broadcast(tensors, opts); });
 }
 
@@ -122,11 +123,11 @@ Pointer<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
 Pointer<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const at::Tensor& tensor = single(tensors, "reduce");
   require_cpu(tensor, "reduce");
-  return delegate(
-      "reduce", c10d::OpType::REDUCE,
-      text_of(opts.reduceOp) + ", " + text_of(tensor) + " to rank " + std::to_string(opts.rootRank),
-      tensors, tensors, opts.timeout, opts.asyncOp,
-      [&](c10d::Backend& gloo) { return gloo.reduce(tensors, opts); });
+  return delegate("reduce", c10d::OpType::REDUCE,
+                  text_of(opts.reduceOp) + ", " + size_text_of(tensor) + " to rank " +
+                      std::to_string(opts.rootRank),
+                  tensors, tensors, opts.timeout, opts.asyncOp,
+                  [&](c10d::Backend& gloo) { return gloo.reduce(tensors, opts); });
 }
 
 Pointer<c10d::Work> Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -145,7 +146,7 @@ Pointer<c10d::Work> Backend::gather(std::vector<Tensors>& outputs, Tensors& inpu
   const at::Tensor& input = single(inputs, "gather");
   require_cpu(input, "gather");
   return delegate("gather", c10d::OpType::GATHER,
-                  text_of(input) + " to rank " + std::to_string(opts.rootRank), inputs,
+                  size_text_of(input) + " to rank " + std::to_string(opts.rootRank), inputs,
                   outputs.empty() ? Tensors{} : outputs[0], opts.timeout, opts.asyncOp,
                   [&](c10d::Backend& gloo) { return gloo.gather(outputs, inputs, opts); });
 }
@@ -155,7 +156,7 @@ Pointer<c10d::Work> Backend::scatter(Tensors& outputs, std::vector<Tensors>& inp
   const at::Tensor& output = single(outputs, "scatter");
   require_cpu(output, "scatter");
   return delegate("scatter", c10d::OpType::SCATTER,
-                  text_of(output) + " from rank " + std::to_string(opts.rootRank),
+                  size_text_of(output) + " from rank " + std::to_string(opts.rootRank),
                   inputs.empty() ? Tensors{} : inputs[0], outputs, opts.timeout, opts.asyncOp,
                   [&](c10d::Backend& gloo) { return gloo.scatter(outputs, inputs, opts); });
 }
@@ -163,28 +164,6 @@ Pointer<c10d::Work> Backend::scatter(Tensors& outputs, std::vector<Tensors>& inp
 Pointer<c10d::Work> Backend::barrier(const c10d::BarrierOptions& opts) {
   return delegate("barrier", c10d::OpType::BARRIER, "", {}, {}, opts.timeout, opts.asyncOp,
                   [&](c10d::Backend& gloo) { return gloo.barrier(opts); });
-}
-
-void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  group_->check_usable();
-  delegate_or_throw("monitored_barrier").monitoredBarrier(opts, wait_all_ranks);
-}
-
-// Point to point calls are not collectives: they take no sequence numbers, and the delegate's own
-// work knows the source of a receive from any rank.
-Pointer<c10d::Work> Backend::send(Tensors& tensors, int to, int tag) {
-  group_->check_usable();
-  return track(delegate_or_throw("send").send(tensors, to, tag));
-}
-
-Pointer<c10d::Work> Backend::recv(Tensors& tensors, int from, int tag) {
-  group_->check_usable();
-  return track(delegate_or_throw("recv").recv(tensors, from, tag));
-}
-
-Pointer<c10d::Work> Backend::recvAnysource(Tensors& tensors, int tag) {
-  group_->check_usable();
-  return track(delegate_or_throw("recv").recvAnysource(tensors, tag));
 }
 
 }  // namespace qcoll::torch_binding

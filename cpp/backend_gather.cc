@@ -92,6 +92,7 @@ Pointer<c10d::Work> Backend::allgather(std::vector<Tensors>& outputs, Tensors& i
   Tensors dense;
   std::size_t bytes = 0;
   for (const at::Tensor& output : list) {
+    require_distinct_elements(output, call.verb);
     dense.push_back(dense_like(output));
     bytes += bytes_of(output);
   }

@@ -91,4 +91,27 @@ Pointer<c10d::Work> Backend::run_native(const NativeCall& call, const Tensors& i
   return track(work);
 }
 
+// Ranks that do not come are its normal result: the group lives on, unlike after gloo's own. The
+// text is gloo's, which programs look for.
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const StayAtExit stay;
+  group_->check_usable();
+  const auto timeout = timeout_of(opts.timeout);
+  std::vector<Rank> absent;
+  const auto since = Clock::now();
+  try {
+    absent = group_->mesh().links().monitored_barrier(Deadline(timeout));
+  } catch (const TransportError& cause) {
+    throw group_->in_context("monitored_barrier()", cause, since);
+  }
+  if (absent.empty()) return;
+  if (!wait_all_ranks) absent = {absent.front()};
+  std::string text =
+      "[Rank " + std::to_string(rank_) + "]: Rank" + (absent.size() > 1 ? "s " : " ");
+  for (std::size_t i = 0; i < absent.size(); ++i)
+    text += (i ? ", " : "") + std::to_string(absent[i]);
+  throw std::runtime_error(text + " failed to pass monitoredBarrier in " +
+                           std::to_string(timeout.count()) + " ms");
+}
+
 }  // namespace qcoll::torch_binding

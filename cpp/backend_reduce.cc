@@ -24,6 +24,7 @@ Backend::Step Backend::scatter_step(const NativeCall& call, comm::Reduction redu
 
 Backend::Step Backend::reduce_step(const NativeCall& call, comm::Reduction reduction,
                                    const at::Tensor& tensor) const {
+  require_distinct_elements(tensor, call.verb);
   return make_step(call, tensor, bytes_of(tensor),
                    std::string(wire::name_of(reduction.op)) + ", " +
                        std::to_string(tensor.numel()) + " elements",
@@ -57,8 +58,8 @@ Pointer<c10d::Work> Backend::scatter_from(NativeCall call, const at::Tensor& giv
   c10d::ReduceScatterOptions opts;
   opts.reduceOp = op;
   opts.timeout = timeout_of(call.timeout);
-  return delegate(call.verb, call.type, text_of(op) + ", " + text_of(output), {input}, {output},
-                  call.timeout, call.async_op,
+  return delegate(call.verb, call.type, text_of(op) + ", " + size_text_of(output), {input},
+                  {output}, call.timeout, call.async_op,
                   [&](c10d::Backend& gloo) { return gloo._reduce_scatter_base(out, in, opts); });
 }
 
@@ -131,13 +132,16 @@ Pointer<c10d::Work> Backend::reduce_scatter(Tensors& outputs, std::vector<Tensor
                      std::to_string(inputs.size()));
   const Tensors& list = inputs[0];
   require_cpu(output, call.verb);
+  require_distinct_elements(output, call.verb);
   require_list_of(list, size_, output, call.verb);
   const auto reduction = native_reduction(opts.reduceOp, dtype_of(output));
-  if (!reduction || !all_have_size_of(list, list[0]) || list[0].numel() != output.numel())
-    return delegate(call.verb, call.type, text_of(opts.reduceOp) + ", " + text_of(output), list,
-                    outputs, call.timeout, call.async_op, [&](c10d::Backend& gloo) {
-                      return gloo.reduce_scatter(outputs, inputs, opts);
-                    });
+  const bool equal = all_have_size_of(list, output);
+  if (!reduction || !equal)
+    return delegate(
+        call.verb, call.type,
+        text_of(opts.reduceOp) + ", " + (equal ? size_text_of(output) : "sizes by rank"), list,
+        outputs, call.timeout, call.async_op,
+        [&](c10d::Backend& gloo) { return gloo.reduce_scatter(outputs, inputs, opts); });
   Tensors sources;
   for (const at::Tensor& input : list) sources.push_back(input.contiguous());
   const at::Tensor dense = dense_like(output);
@@ -172,7 +176,7 @@ Pointer<c10d::Work> Backend::reduce_all(NativeCall call, const at::Tensor& given
   opts.reduceOp = op;
   opts.timeout = timeout_of(call.timeout);
   const std::string what =
-      text_of(op) + ", " + (tensor.is_sparse() ? "sparse tensor" : text_of(tensor));
+      text_of(op) + ", " + (tensor.is_sparse() ? "sparse tensor" : size_text_of(tensor));
   return delegate(call.verb, call.type, what, tensors, tensors, call.timeout, call.async_op,
                   [&](c10d::Backend& gloo) { return gloo.allreduce(tensors, opts); });
 }

@@ -2,8 +2,11 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <thread>
 #include <utility>
+
+#include "interpreter_exit.h"
 
 namespace qcoll::torch_binding {
 namespace {
@@ -14,20 +17,31 @@ thread_local bool callback_thread = false;
 
 }  // namespace
 
+// Never destroyed: threads may outlive statics.
 Callbacks& Callbacks::shared() {
-  static auto* const callbacks = new Callbacks;  // never destroyed: threads may outlive statics
-  return *callbacks;
+  static std::atomic<Callbacks*> current{nullptr};
+  static std::once_flag once;
+  std::call_once(once, [] {
+    current.store(new Callbacks);
+    ::pthread_atfork(nullptr, nullptr, [] { current.store(new Callbacks); });
+  });
+  return *current.load();
 }
 
-void Callbacks::run(std::function<void()> callback) {
+void Callbacks::run(std::function<void()> callback) { submit({std::move(callback), true}); }
+
+void Callbacks::run_unawaited(std::function<void()> call) { submit({std::move(call), false}); }
+
+void Callbacks::submit(Task task) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(callback));
+    if (task.awaited) ++awaited_;
+    queue_.push_back(std::move(task));
     if (static_cast<std::size_t>(idle_) >= queue_.size()) {
       changed_.notify_all();
       return;
     }
-    ++idle_;  // the new thread, until it takes its first callback
+    ++idle_;  // the new thread, until it takes its first task
   }
   std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "qcoll_callback");
@@ -42,24 +56,25 @@ void Callbacks::serve() {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (!changed_.wait_for(lock, kIdleLife, [&] { return !queue_.empty(); })) break;
-    auto callback = std::move(queue_.front());
+    Task task = std::move(queue_.front());
     queue_.pop_front();
     --idle_;
-    ++running_;
     lock.unlock();
-    callback();
-    callback = nullptr;  // drops its tensors before it counts as done
+    stay_if_interpreter_ended();
+    task.body();
+    stay_if_interpreter_ended();
+    task.body = nullptr;  // drops its tensors before it counts as done
     lock.lock();
-    --running_;
+    if (task.awaited) --awaited_;
     ++idle_;
     changed_.notify_all();
   }
   --idle_;
 }
 
-void Callbacks::wait_idle() {
+void Callbacks::wait_idle_for(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return queue_.empty() && running_ == 0; });
+  changed_.wait_for(lock, patience, [&] { return awaited_ == 0; });
 }
 
 }  // namespace qcoll::torch_binding

@@ -11,6 +11,7 @@ namespace qcoll::torch_binding {
 namespace {
 
 std::atomic<bool> exiting{false};
+std::atomic<bool> ended{false};
 std::thread::id exiting_thread;  // set before the flag
 
 }  // namespace
@@ -18,6 +19,12 @@ std::thread::id exiting_thread;  // set before the flag
 void begin_interpreter_exit() {
   exiting_thread = std::this_thread::get_id();
   exiting.store(true, std::memory_order_release);
+}
+
+void end_interpreter_exit() { ended.store(true, std::memory_order_release); }
+
+void stay_if_interpreter_ended() {
+  while (ended.load(std::memory_order_acquire)) ::pause();
 }
 
 StayAtExit::~StayAtExit() {

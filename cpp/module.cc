@@ -7,10 +7,13 @@
 
 #include "backend.h"
 #include "codec_ops.h"
+#include "delegate_sockets.h"
 #include "options.h"
 #include "qcoll/base/error.h"
 #include "qcoll/codec/codec.h"
+#include "qcoll/transport/roll_call.h"
 #include "thread_policy.h"
+#include "torch_store.h"
 #include "version.h"
 
 namespace py = pybind11;
@@ -113,6 +116,34 @@ py::dict to_dict(const comm::Plan& plan) {
   d["node_across_nodes_bytes"] = plan.node_across_nodes_bytes;
   d["chunk_elements"] = plan.chunk_elements;
   d["slots"] = plan.slots;
+  d["not_in_shared_memory"] = py::cast(plan.not_in_shared_memory);
+  return d;
+}
+
+py::dict to_dict(const comm::FlightRecord& record) {
+  using Stage = transport::OperationLog::Stage;
+  const auto seconds = [&](Clock::time_point t) { return comm::unix_seconds(t); };
+  py::list operations;
+  for (const auto& entry : record.operations) {
+    const bool begun = entry.stage != Stage::kQueued;
+    const bool ended = entry.stage == Stage::kFinished || entry.stage == Stage::kFailed;
+    py::dict d;
+    d["number"] = entry.sequence;
+    d["call"] = entry.text;
+    d["state"] = comm::name_of(entry.stage);
+    d["queued"] = seconds(entry.queued);
+    d["started"] = begun ? py::object(py::float_(seconds(entry.started))) : py::none();
+    d["ended"] = ended ? py::object(py::float_(seconds(entry.ended))) : py::none();
+    operations.append(d);
+  }
+  py::dict d;
+  d["rank"] = record.rank;
+  d["size"] = record.size;
+  d["label"] = record.label;
+  d["topology"] = record.topology;
+  d["failure"] = record.failure;
+  d["waits_for"] = record.waits_for;
+  d["operations"] = operations;
   return d;
 }
 
@@ -133,14 +164,10 @@ py::dict describe_group(Backend& backend) {
 
 void register_backend(py::module_& m) {
   py::class_<Backend, Pointer<Backend>, c10d::Backend>(m, "Backend")
-      .def(py::init([](const Pointer<c10d::Store>& store, int rank, int size,
-                       const Pointer<BackendOptions>& options,
-                       const std::optional<Pointer<c10d::Backend>>& delegate) {
-             return c10::make_intrusive<Backend>(store, rank, size, options,
-                                                 delegate.value_or(Pointer<c10d::Backend>()));
-           }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"),
-           py::arg("delegate"))
+      .def(py::init<const Pointer<c10d::Store>&, int, int, const Pointer<BackendOptions>&>(),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def("set_delegate", &Backend::set_delegate, py::arg("delegate"), py::arg("ports"), Release())
+      .def("fail_without_delegate", &Backend::fail_without_delegate, py::arg("reason"), Release())
       .def_property_readonly("options", &Backend::getBackendOptions)
       .def("get_error", &Backend::getError)
       .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"))
@@ -156,13 +183,13 @@ void register_backend(py::module_& m) {
       .def(
           "explain",
           [](const Backend& backend, const std::string& verb, std::size_t numel,
-             const py::object& dtype, const Backend::Codec& codec) {
+             const py::object& dtype, const c10d::ReduceOp& op, const Backend::Codec& codec) {
             TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()),
                              "qcoll.explain: dtype must be a torch.dtype");
             const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-            return to_dict(backend.explain(verb, numel, type, codec));
+            return to_dict(backend.explain(verb, numel, type, op, codec));
           },
-          py::arg("verb"), py::arg("numel"), py::arg("dtype"), py::arg("codec"))
+          py::arg("verb"), py::arg("numel"), py::arg("dtype"), py::arg("op"), py::arg("codec"))
       .def("stats",
            [](Backend& backend) {
              py::dict all;
@@ -171,8 +198,18 @@ void register_backend(py::module_& m) {
              return all;
            })
       .def("reset_stats", [](Backend& backend) { backend.group().stats().reset(); })
+      .def("flight_record",
+           [](Backend& backend) { return to_dict(backend.group().flight_record()); })
       .def("describe", &describe_group);
+  m.def("listening_ports", &listening_ports);
   m.def("shutdown_all", &Backend::shutdown_all, py::arg("grace"));
+  m.def(
+      "refuse_to_join",
+      [](const Pointer<c10d::Store>& store, int rank, const std::string& reason) {
+        TorchStore rendezvous(store);
+        transport::refuse_to_join(rendezvous, rank, false, reason);
+      },
+      py::arg("store"), py::arg("rank"), py::arg("reason"), Release());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tensor_args.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/ScalarType.h>
 
@@ -50,6 +51,10 @@ std::string text_of(const at::Tensor& tensor) {
   return text.str();
 }
 
+std::string size_text_of(const at::Tensor& tensor) {
+  return std::to_string(tensor.numel()) + " elements of " + c10::toString(tensor.scalar_type());
+}
+
 void require_cpu(const at::Tensor& tensor, const char* verb) {
   if (tensor.is_sparse())
     throw UsageError("qcoll " + std::string(verb) + ": sparse tensors are not supported");
@@ -65,6 +70,13 @@ void require_same_dtype(const at::Tensor& a, const at::Tensor& b, const char* ve
     throw UsageError("qcoll " + std::string(verb) +
                      ": input and output must have the same dtype, got " + text_of(a) + " and " +
                      text_of(b));
+}
+
+void require_distinct_elements(const at::Tensor& output, const char* verb) {
+  if (at::has_internal_overlap(output) != at::MemOverlap::Yes) return;
+  throw UsageError(
+      "qcoll " + std::string(verb) + ": several elements of the output " + text_of(output) +
+      " share memory (an expanded tensor?); pass output.contiguous() and copy from it");
 }
 
 void require_contiguous_output(const at::Tensor& tensor, const char* verb) {

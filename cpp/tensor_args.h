@@ -18,11 +18,14 @@ DType dtype_of(const at::Tensor& tensor);
 // Elements as the engine counts them: types it does not know are counted in bytes.
 std::size_t count_of(const at::Tensor& tensor);
 std::size_t bytes_of(const at::Tensor& tensor);
-std::string text_of(const at::Tensor& tensor);  // "float32[3, 4]"
+std::string text_of(const at::Tensor& tensor);  // "Float[3, 4]", for the caller
+// "12 elements of Float": what ranks must agree on. Shapes may differ.
+std::string size_text_of(const at::Tensor& tensor);
 
 // All throw UsageError naming the verb, the tensor and what was expected.
 void require_cpu(const at::Tensor& tensor, const char* verb);
 void require_same_dtype(const at::Tensor& a, const at::Tensor& b, const char* verb);
+void require_distinct_elements(const at::Tensor& output, const char* verb);
 // Output memory must be dense and in order; an input may be copied instead.
 void require_contiguous_output(const at::Tensor& tensor, const char* verb);
 // gathered = `ranks` times part.

@@ -31,10 +31,6 @@ comm::ThreadPolicy thread_policy() {
 }
 
 void set_thread_policy(const comm::ThreadPolicy& policy) {
-  if (!policy.exact && policy.settings.empty()) {
-    if (ThreadLocalPythonObjects::contains(key())) ThreadLocalPythonObjects::erase(key());
-    return;
-  }
   ThreadLocalPythonObjects::set(key(), std::make_shared<PolicyHolder>(policy));
 }
 

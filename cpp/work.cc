@@ -33,18 +33,22 @@ void HostWork::complete(std::exception_ptr error) {
   milliseconds_ = std::chrono::duration<float, std::milli>(Clock::now() - begun_).count();
   // Before the future: a callback must find the work completed.
   finish(std::move(error));
-  bool has_future = false;
   {
     const std::lock_guard lock(mutex_);
-    has_future = future_ != nullptr;
+    if (!claim_settling()) return;
   }
-  if (!has_future) return;
   auto self = c10::intrusive_ptr<HostWork>::reclaim_copy(this);
   Callbacks::shared().run([self = std::move(self)]() mutable {
     const at::ThreadLocalStateGuard guard(self->caller_state_);
     self->settle_future();
     self.reset();
   });
+}
+
+bool HostWork::claim_settling() {
+  if (!future_ || !completed_ || settled_) return false;
+  settled_ = true;
+  return true;
 }
 
 void HostWork::settle_future() {
@@ -81,7 +85,7 @@ c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() {
     const std::lock_guard lock(mutex_);
     if (!future_) {
       future_ = make_future();
-      settle = completed_;
+      settle = claim_settling();
     }
   }
   if (settle) settle_future();  // nobody has a callback on it yet

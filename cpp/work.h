@@ -38,6 +38,7 @@ class HostWork final : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  bool claim_settling();  // true once: for who must settle the future; mutex_ held
   void settle_future();
 
   std::vector<at::Tensor> outputs_;
@@ -49,6 +50,7 @@ class HostWork final : public c10d::Work {
   std::uint64_t sequence_ = 0;
   float milliseconds_ = 0;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made on demand
+  bool settled_ = false;
 };
 
 // Several works as one: done when all are, fails with the first failure.

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NoReturn, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,24 @@ class Plan(TypedDict):
     node_across_nodes_bytes: int
     chunk_elements: int
     slots: int
+    not_in_shared_memory: dict[int, str]
+
+class OperationRecord(TypedDict):
+    number: int
+    call: str
+    state: str
+    queued: float
+    started: float | None
+    ended: float | None
+
+class FlightRecord(TypedDict):
+    rank: int
+    size: int
+    label: str
+    topology: str
+    failure: str
+    waits_for: str
+    operations: list[OperationRecord]
 
 class Options(_Backend.Options):
     given: dict[str, str]
@@ -66,8 +84,9 @@ class Backend(_Backend):
         rank: int,
         size: int,
         options: Options,
-        delegate: _Backend | None,
     ) -> None: ...
+    def set_delegate(self, delegate: _Backend, ports: Sequence[int]) -> None: ...
+    def fail_without_delegate(self, reason: str) -> NoReturn: ...
     def all_gather_with(
         self, output: torch.Tensor, input: torch.Tensor, codec: str | None, async_op: bool
     ) -> dist.Work: ...
@@ -91,9 +110,12 @@ class Backend(_Backend):
         codec: str | None,
         async_op: bool,
     ) -> dist.Work: ...
-    def explain(self, verb: str, numel: int, dtype: torch.dtype, codec: str | None) -> Plan: ...
+    def explain(
+        self, verb: str, numel: int, dtype: torch.dtype, op: dist.ReduceOp, codec: str | None
+    ) -> Plan: ...
     def stats(self) -> dict[str, CollectiveStats]: ...
     def reset_stats(self) -> None: ...
+    def flight_record(self) -> FlightRecord: ...
     def describe(self) -> dict[str, object]: ...
 
 def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor: ...
@@ -102,4 +124,6 @@ def decode(
 ) -> torch.Tensor: ...
 def isa() -> str: ...
 def isa_rows() -> list[str]: ...
+def refuse_to_join(store: Store, rank: int, reason: str) -> None: ...
+def listening_ports() -> list[int]: ...
 def shutdown_all(grace: datetime.timedelta) -> None: ...

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
         all_gather_into_tensor,
         all_reduce,
         all_to_all_single,
+        monitored_barrier,
         reduce_scatter_tensor,
     )
     from qcoll._communicator import Communicator
-    from qcoll._introspection import explain, reset_stats, stats
+    from qcoll._introspection import explain, flight_record, reset_stats, stats
     from qcoll._options import Options, exact, options
 
 __version__ = "0.1.0"
@@ -41,6 +42,8 @@ __all__ = [
     "encode",
     "exact",
     "explain",
+    "flight_record",
+    "monitored_barrier",
     "options",
     "reduce_scatter_tensor",
     "register",
@@ -59,6 +62,8 @@ _HOME = {
     "encode": "_codec",
     "exact": "_options",
     "explain": "_introspection",
+    "flight_record": "_introspection",
+    "monitored_barrier": "_collectives",
     "options": "_options",
     "reduce_scatter_tensor": "_collectives",
     "reset_stats": "_introspection",

@@ -7,6 +7,8 @@ leaves it to them. A codec list names one codec for each level, inner hop first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -123,3 +125,27 @@ def all_to_all_single(
         async_op,
     )
     return _finish(work, async_op)
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """``torch.distributed.monitored_barrier``, which torch keeps to gloo's own groups: a barrier
+    that names the rank that does not come. The group stays usable.
+
+    Args:
+        timeout: how long the first rank waits; default: the group's timeout.
+        wait_all_ranks: name all that do not come, not only the first.
+
+    Raises:
+        RuntimeError: a rank did not come in time.
+        qcoll.TransportError: a peer died, or the group was aborted.
+    """
+    backend_of(group)  # refuses a group of another backend
+    members: Any = group or dist.distributed_c10d._get_default_group()
+    if timeout is None:
+        members.monitored_barrier(wait_all_ranks=wait_all_ranks)
+    else:
+        members.monitored_barrier(timeout, wait_all_ranks)

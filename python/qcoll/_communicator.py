@@ -76,7 +76,7 @@ class Communicator:
         self.rank = rank
         self.size = size
         self._store = store
-        self._backend: _C.Backend = native.Backend(store, rank, size, own, None)
+        self._backend: _C.Backend = native.Backend(store, rank, size, own)
         shutdown_at_exit()
 
     @classmethod
@@ -135,10 +135,16 @@ class Communicator:
         )
 
     def explain(
-        self, verb: str, numel: int, dtype: torch.dtype, *, codec: str | None = None
+        self,
+        verb: str,
+        numel: int,
+        dtype: torch.dtype,
+        *,
+        op: Op = "sum",
+        codec: str | None = None,
     ) -> Plan:
         """As :func:`qcoll.explain`."""
-        return self._backend.explain(verb, numel, dtype, codec)
+        return self._backend.explain(verb, numel, dtype, reduce_op(op), codec)
 
     def stats(self) -> dict[str, CollectiveStats]:
         """As :func:`qcoll.stats`."""

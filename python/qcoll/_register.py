@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import errno
 import os
+import resource
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -25,9 +28,16 @@ def register() -> None:
     dist.Backend.register_backend(
         "qcoll", _create_backend, extended_api=True, devices=["cpu", "cuda"]
     )
-    if os.environ.get("QCOLL_DEFAULT", "0") not in ("", "0"):
+    wanted = os.environ.get("QCOLL_DEFAULT") or "0"
+    if wanted == "1":
         # Trainers without a setting for the backend ask this map.
         dist.Backend.default_device_backend_map["cpu"] = "qcoll"
+    elif wanted != "0":
+        warnings.warn(
+            f"environment variable QCOLL_DEFAULT={wanted!r} is neither 0 nor 1: qcoll does not "
+            "become the default backend",
+            stacklevel=2,
+        )
 
 
 def autoload() -> None:
@@ -54,26 +64,68 @@ def _options_for(given: Any, timeout: datetime.timedelta) -> _C.Options:
     return options
 
 
+def _require_descriptors(size: int) -> None:
+    """gloo ends the process when its listener finds no free descriptor; better not to begin.
+
+    Raises:
+        OSError: fewer are free than the group may need, with the numbers.
+    """
+    needed = 16 + 6 * size  # gloo's and qcoll's connections to each rank, and what each needs once
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = limit - len(list(Path("/proc/self/fd").iterdir()))
+    if free < needed:
+        raise OSError(
+            errno.EMFILE,
+            f"{os.strerror(errno.EMFILE)}: a group of {size} ranks needs up to {needed} file "
+            f"descriptors, {free} of {limit} are free; raise the limit (ulimit -n)",
+        )
+
+
+def _gloo_options(timeout: datetime.timedelta) -> tuple[Any, list[int]]:
+    """What gloo's own constructor makes of a timeout, and the ports of its listeners."""
+    gloo: Any = dist.ProcessGroupGloo
+    before = _native.load().listening_ports()
+    options = gloo._Options()
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options._devices = [gloo.create_device(interface=name) for name in interfaces] or [
+        gloo.create_default_device()
+    ]
+    options._timeout = timeout
+    options._threads = 2 * len(options._devices)
+    ports = sorted(set(_native.load().listening_ports()) - set(before))
+    # More than gloo's own: another thread began to listen meanwhile, and none can be told apart.
+    return options, ports if len(ports) == len(options._devices) else []
+
+
 def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     native = _native.load()
+    store = backend_options.store
     rank = backend_options.group_rank
     size = backend_options.group_size
-    # What qcoll does not change stays with gloo, connected now and under its own keys.
-    gloo = dist.ProcessGroupGloo(
-        dist.distributed_c10d.PrefixStore("qcoll-delegate", backend_options.store),
-        rank,
-        size,
-        timeout=backend_options.timeout,
-    )
     # Empty means the default group, whose ranks are the global ones.
     global_ranks = list(backend_options.global_ranks_in_group) or list(range(size))
-    gloo.options.global_ranks_in_group = global_ranks
-    gloo._set_sequence_number_for_group()
     options = _options_for(pg_options, backend_options.timeout)
     options.global_ranks_in_group = global_ranks
     options.group_name = backend_options.group_id
+    # What this rank alone may fail in comes before the roll call, where the others learn of it.
+    try:
+        _require_descriptors(size)
+        gloo_options, gloo_ports = _gloo_options(backend_options.timeout)
+    except Exception as error:
+        native.refuse_to_join(store, rank, str(error))
+        raise native.TransportError(f"qcoll: rank {rank} cannot join the group: {error}") from error
     shutdown_at_exit()
-    backend: _C.Backend = native.Backend(backend_options.store, rank, size, options, gloo)
+    backend: _C.Backend = native.Backend(store, rank, size, options)
+    # What qcoll does not change stays with gloo, connected now and under its own keys.
+    try:
+        gloo = dist.ProcessGroupGloo(
+            dist.distributed_c10d.PrefixStore("qcoll-delegate", store), rank, size, gloo_options
+        )
+    except Exception as error:
+        backend.fail_without_delegate(str(error))
+    gloo.options.global_ranks_in_group = global_ranks
+    gloo._set_sequence_number_for_group()
+    backend.set_delegate(gloo, gloo_ports)
     return backend
 
 

@@ -272,6 +272,97 @@ TEST_CASE("hostile bytes in a slot or a stream are an error, not a crash") {
   }
 }
 
+TEST_CASE("messages beyond the schedule are an error before their slots get other uses") {
+  for (const auto& transport : kTransports) {
+    if (transport.mapped) continue;  // nobody writes into another's memory
+    for (const std::size_t missing : {0, 10}) {
+      CAPTURE(transport.name);
+      CAPTURE(missing);
+      std::atomic<bool> sent{false};
+      std::atomic<bool> done{false};
+      with_meshes(transport, 3, [&](Mesh& mesh) {
+        if (mesh.rank() == 0) {  // one message that is expected, and one that is not
+          const Fd stream = mesh.connect(1, Deadline(5s));
+          std::vector<std::byte> message(wire::Header::kBytes + 16);
+          for (const std::uint32_t chunk : {0u, 1u}) {
+            wire::write_header({.envelope = envelope(1),
+                                .codec = {},
+                                .tag = 1,
+                                .chunk = chunk,
+                                .elements = 16,
+                                .payload_bytes = 16},
+                               message.data());
+            const std::size_t bytes = message.size() - chunk * missing;
+            REQUIRE_EQ(::send(stream.get(), message.data(), bytes, 0), static_cast<ssize_t>(bytes));
+          }
+          sent = true;
+          while (!done) std::this_thread::sleep_for(1ms);
+          return;
+        }
+        Exchange exchange(mesh, kTags);
+        if (mesh.rank() == 2) {
+          while (!sent) std::this_thread::sleep_for(1ms);
+          exchange.begin(envelope(1), std::vector{encode_ring(2, kMessage, {1})}, 2, Deadline(5s));
+          send(exchange, 2, 16, {1});
+          exchange.finish();
+          while (!done) std::this_thread::sleep_for(1ms);
+          return;
+        }
+        exchange.begin(envelope(1),
+                       std::vector{receive_ring(1, 0, kMessage), receive_ring(2, 2, kMessage)}, 2,
+                       Deadline(5s));
+        exchange.release(exchange.receive(0, 1));
+        exchange.release(exchange.receive(2, 2));  // takes in what rank 0 has sent before
+        int culprit = -1;
+        try {
+          exchange.finish();
+        } catch (const TransportError& error) {
+          culprit = error.peer();
+        }
+        done = true;
+        CHECK_EQ(culprit, 0);
+      });
+    }
+  }
+}
+
+TEST_CASE("ring controls that lead outside the peer's slots are an error, not a crash") {
+  const std::uint64_t huge = ~std::uint64_t{0};
+  struct Attack {
+    std::uint64_t offset, slot_bytes;
+    std::uint32_t depth;
+  };
+  const Attack good{Board::control_bytes(kTags, 2), align_up(kMessage, 64), 2};
+  for (const Attack& attack :
+       {Attack{good.offset, good.slot_bytes, 0}, Attack{huge - 63, good.slot_bytes, 2},
+        Attack{huge - 127, 128, 2}, Attack{good.offset, huge - 63, 2},
+        Attack{0, good.slot_bytes, 2}, Attack{good.offset, 0, 2}, Attack{good.offset, 32, 2},
+        Attack{good.offset + 1, good.slot_bytes, 2},
+        Attack{good.offset, huge & ~63ull, 0xffffffff}}) {
+    CAPTURE(attack.offset);
+    CAPTURE(attack.slot_bytes);
+    CAPTURE(attack.depth);
+    for (const auto& transport : kTransports) {
+      with_meshes(transport, 2, [&](Mesh& mesh) {
+        if (!mesh.mapped(1 - mesh.rank())) return;
+        Exchange exchange(mesh, kTags);
+        if (mesh.rank() == 0) {
+          exchange.begin(envelope(1), std::vector{encode_ring(1, kMessage, {1})}, 2, Deadline(5s));
+          const Board board(mesh.memory_of(0), kTags, 2);
+          auto& control = board.control(1);
+          control.offset = attack.offset;
+          control.slot_bytes = attack.slot_bytes;
+          control.depth = attack.depth;
+          send(exchange, 1, kPayload, {1});
+          return;
+        }
+        exchange.begin(envelope(1), std::vector{receive_ring(1, 0, kMessage)}, 2, Deadline(1s));
+        CHECK_THROWS_AS(exchange.receive(0, 1), TransportError);
+      });
+    }
+  }
+}
+
 TEST_CASE("a connection that breaks in the middle of a message is an error that names the peer") {
   int ends[2];
   REQUIRE_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from collective_cases import normal, pool_of, same_bits
+from torch.distributed.distributed_c10d import _get_default_store
 
+import qcoll
 from qcoll.testing import Nodes
 
 ReduceOp = dist.ReduceOp
@@ -254,13 +258,42 @@ def test_point_to_point(nodes: Nodes) -> None:
 def barriers() -> None:
     for async_op in (False, True):
         wait(dist.barrier(async_op=async_op))
-    # dist.monitored_barrier is closed to backends other than gloo; the group's own method is not.
-    dist.group.WORLD.monitored_barrier(timedelta(seconds=30))  # type: ignore[union-attr]
-    dist.group.WORLD.monitored_barrier(timedelta(seconds=30), True)  # type: ignore[union-attr]
+    qcoll.monitored_barrier()
+    qcoll.monitored_barrier(timeout=timedelta(seconds=30), wait_all_ranks=True)
 
 
 def test_barriers(nodes: Nodes) -> None:
     run(nodes, barriers)
+
+
+def barrier_without(absent: list[int], wait_all_ranks: bool) -> None:
+    """Rank 0 names who did not come, and the group lives on."""
+    rank, store = dist.get_rank(), _get_default_store()
+    key = f"a barrier without {absent} is over, {time.time_ns() if rank == 0 else 0}"
+    keys = [key]
+    dist.broadcast_object_list(keys, src=0)
+    key = keys[0]
+    if rank not in absent:
+        with pytest.raises(RuntimeError) as raised:
+            qcoll.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=wait_all_ranks)
+        named = ", ".join(map(str, absent if wait_all_ranks else absent[:1]))
+        assert re.search(rf"Ranks? {named} failed to pass monitoredBarrier", str(raised.value))
+        if rank == 0:
+            store.set(key, "")
+    store.wait([key])
+    if rank in absent:  # the late hear that they were
+        with pytest.raises(RuntimeError, match="failed to pass"):
+            qcoll.monitored_barrier()
+    qcoll.monitored_barrier()
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x[0] == dist.get_world_size()
+
+
+def test_a_monitored_barrier_names_who_is_absent(nodes: Nodes) -> None:
+    world = sum(nodes)
+    run(nodes, barrier_without, [world - 1], False)
+    run(nodes, barrier_without, list(range(1, world)), True)
 
 
 def interleaved() -> None:

@@ -20,7 +20,7 @@ struct Splits {
   std::vector<std::size_t> from;  // elements of each rank
   std::size_t chunk = 1;          // elements
 
-  // At least one, empty if need be: both ends of every pair then compare their splits.
+  // At least one, empty if need be: both ends of every pair compare their splits by its header.
   std::size_t chunks(std::size_t elements) const {
     return std::max<std::size_t>(ceil_div(elements, chunk), 1);
   }
@@ -45,8 +45,15 @@ void all_to_all(L& lane, const topo::Topology& topo, const Splits& splits) {
   for (int i = 1; i < size; ++i) {
     const Rank to = (me + i) % size;
     const Rank from = (me - i + size) % size;
-    plans.push_back({.tag = tag(to), .level = level_of_pair(topo, me, to), .readers = {to}});
-    plans.push_back({.tag = tag(me), .from = from, .level = level_of_pair(topo, me, from)});
+    plans.push_back({.tag = tag(to),
+                     .level = level_of_pair(topo, me, to),
+                     .readers = {to},
+                     .count = splits.to[to]});
+    plans.push_back({.tag = tag(me),
+                     .from = from,
+                     .level = level_of_pair(topo, me, from),
+                     .readers = {},
+                     .count = splits.from[from]});
   }
   lane.open(plans);
 

@@ -25,6 +25,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -51,6 +52,9 @@ struct RingPlan {
   std::size_t level = 0;  // index into the call's codecs, and where its bytes are counted
   bool partial_sums = false;  // carries sums on their way to the next hop
   std::vector<Rank> readers;  // ranks that read it in place or have it sent
+  // Elements that all messages of the ring hold together, where it differs from ring to ring
+  // (all-to-all): both ends compare it.
+  std::optional<std::size_t> count = std::nullopt;
 };
 
 template <class L>

@@ -62,6 +62,8 @@ class Communicator {
 
   const topo::Topology& topology() const { return topo_; }
   Stats& stats() { return stats_; }
+  // Which rank the data path waits for, and for what; empty when it does not. From any thread.
+  std::string waits_for() const { return exchange_.waits_for(); }
   void set_trace(Trace* trace);
 
  private:

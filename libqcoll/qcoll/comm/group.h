@@ -12,6 +12,7 @@
 #include <string>
 
 #include "qcoll/comm/communicator.h"
+#include "qcoll/comm/flight_record.h"
 #include "qcoll/comm/options.h"
 #include "qcoll/comm/worker.h"
 #include "qcoll/transport/net_mesh.h"
@@ -27,6 +28,7 @@ struct GroupConfig {
   std::string node;       // label of this rank's node; empty: host name and boot id
   std::string agreement;  // further "key=value; ..." that all ranks must share
   bool share_memory = true;
+  std::string dump_directory;  // for the flight record; empty: none is written
   Clock::duration timeout = std::chrono::minutes(30);
 };
 
@@ -55,9 +57,12 @@ class Group {
 
   // Numbers a call that runs elsewhere (on the delegate) and records its course.
   std::uint64_t begin_delegated(const std::string& text);
-  void end_delegated(std::uint64_t sequence);
+  void end_delegated(std::uint64_t sequence, bool well);
   int delegated_in_flight() const { return delegated_.load(); }
   std::uint64_t latest_sequence() const { return log_->latest(); }
+
+  // What this rank has done and what it waits for. From any thread, also after a failure.
+  FlightRecord flight_record() const;
 
   // Throws the error that later calls get once the group has failed.
   void check_usable() const;
@@ -68,9 +73,12 @@ class Group {
   // over the control links (a peer died, a rank aborted): waits for that for moments, fails the
   // group, and returns the cause that all ranks get.
   TransportError fail_with_best_cause(const TransportError& found);
-  // The same for an error of the delegate, which names neither rank nor call.
-  TransportError fail_delegated(const std::string& reason);
-  // The error of one call: `cause` with the call's name, number and duration.
+  // The same for an error of the delegate, whose text is all that tells a timeout from a lost
+  // connection. `peer`: of a send or receive; -1: unknown.
+  TransportError fail_delegated(const std::string& reason, Rank peer = -1);
+  // The error of one call: `cause` with the call's name ("all_gather(...) #12") and duration.
+  TransportError in_context(const std::string& call, const TransportError& cause,
+                            Clock::time_point since) const;
   TransportError in_context(std::uint64_t sequence, const TransportError& cause,
                             Clock::time_point since) const;
   // Lets queued calls end for at most `grace`, then aborts what is left and says goodbye.
@@ -82,7 +90,8 @@ class Group {
  private:
   void execute(std::uint64_t sequence, const Body& body, const Done& done);
   std::uint64_t number(const std::string& text);
-  bool raised_within_grace() const;
+  bool raised_within(std::chrono::milliseconds patience, Rank unless_departed) const;
+  void dump() const;
 
   const int owner_pid_;
   const Options options_;
@@ -90,6 +99,8 @@ class Group {
   std::unique_ptr<transport::NetMesh> mesh_;
   std::vector<std::string> node_labels_;
   std::unique_ptr<Communicator> comm_;
+  const std::string dump_directory_;
+  std::uint64_t dump_subscription_ = 0;
   std::mutex enqueue_mutex_;
   std::atomic<int> delegated_{0};
   Worker worker_;

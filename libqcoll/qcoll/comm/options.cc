@@ -23,8 +23,9 @@ constexpr std::array<std::string_view, 8> kKeys = {
 constexpr std::size_t kMaxCommonBlock = 32 * 1024;
 
 // Read elsewhere: at import, when a group is formed, when the codec's kernels are chosen.
-constexpr std::array<std::string_view, 5> kOtherVariables = {
-    "QCOLL_DEFAULT", "QCOLL_FORCE_ISA", "QCOLL_NODE", "QCOLL_SHM", "QCOLL_SOCKET_IFNAME"};
+constexpr std::array<std::string_view, 6> kOtherVariables = {
+    "QCOLL_DEFAULT", "QCOLL_DUMP", "QCOLL_FORCE_ISA",
+    "QCOLL_NODE",    "QCOLL_SHM",  "QCOLL_SOCKET_IFNAME"};
 
 std::string variable_of(std::string_view key) {
   std::string name = "QCOLL_";
@@ -88,6 +89,7 @@ CodecList parse_codec_list(std::string_view key, std::string_view text) {
     for (const std::string_view item : split(text, '/')) {
       codecs.push_back(wire::parse_codec(item));
       common = std::lcm(common, std::max<std::size_t>(codecs.back().block, 1));
+      if (common > kMaxCommonBlock) break;
     }
   } catch (const UsageError& error) {
     throw UsageError("qcoll option " + std::string(key) + "=\"" + std::string(text) +
@@ -96,7 +98,7 @@ CodecList parse_codec_list(std::string_view key, std::string_view text) {
   if (common > kMaxCommonBlock)
     reject(key, text,
            "blocks whose least common multiple is at most " + std::to_string(kMaxCommonBlock) +
-               " (here " + std::to_string(common) + "), for example powers of two");
+               ", for example powers of two");
   return codecs;
 }
 
@@ -149,8 +151,11 @@ Settings Settings::from_environment() {
   for (const std::string_view key : kKeys) {
     const std::string name = variable_of(key);
     known.insert(name);
-    if (const char* value = std::getenv(name.c_str()); value != nullptr && *value != '\0')
-      settings.set(key, value);
+    if (const char* value = std::getenv(name.c_str()); value != nullptr && *value != '\0') try {
+        settings.set(key, value);
+      } catch (const UsageError& error) {
+        throw UsageError("environment variable " + name + ": " + error.what());
+      }
   }
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view name =

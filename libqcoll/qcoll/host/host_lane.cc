@@ -45,13 +45,14 @@ void HostLane::open(std::span<const algo::RingPlan> plans) {
   for (const algo::RingPlan& plan : plans) {
     const Ring ring{
         algo::encoding_of(call_.codecs[plan.level], call_.envelope.dtype, plan.partial_sums),
-        plan.parts};
+        plan.parts, plan.count.value_or(call_.envelope.count)};
     specs.push_back(
         {.tag = plan.tag,
          .from = plan.from,
          .message_bytes = wire::Header::kBytes + plan.parts * ring.encoding.part_bytes(call_.chunk),
          .codec = ring.encoding.codec,
-         .readers = plan.readers});
+         .readers = plan.readers,
+         .count = plan.count});
     if (plan.from < 0)
       encode_rings_[plan.tag] = ring;
     else
@@ -91,7 +92,9 @@ void HostLane::publish(Slot& slot, std::span<const Rank> readers) {
   if (slot.encoded_here) {
     slot.slot.elements = static_cast<std::uint32_t>(slot.count);
     slot.slot.payload_bytes = static_cast<std::uint32_t>(slot.ring->parts * slot.stride_bytes);
-    wire::write_header({.envelope = call_.envelope,
+    wire::Envelope envelope = call_.envelope;
+    envelope.count = slot.ring->count;
+    wire::write_header({.envelope = envelope,
                         .codec = slot.ring->encoding.codec,
                         .tag = slot.tag,
                         .chunk = slot.slot.index,

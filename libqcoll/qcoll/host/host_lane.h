@@ -41,6 +41,7 @@ class HostLane {
   struct Ring {
     algo::Encoding encoding;
     std::size_t parts = 1;
+    std::uint64_t count = 0;  // for the headers
   };
 
  public:

@@ -26,10 +26,11 @@ class Board {
 
   struct alignas(kLine) RingControl {
     std::atomic<Position> published;
-    // Written by the owner before it publishes the first message of a run.
-    std::uint64_t offset;  // of the ring's slots in the memory
-    std::uint64_t slot_bytes;
-    std::uint32_t depth;
+    // Written by the owner before it publishes the first message of a run. Atomic, so that a
+    // reader takes each once and uses what it has checked.
+    std::atomic<std::uint64_t> offset;  // of the ring's slots in the memory
+    std::atomic<std::uint64_t> slot_bytes;
+    std::atomic<std::uint32_t> depth;
   };
   struct alignas(kLine) Consumed {
     std::atomic<Position> position;
@@ -54,6 +55,24 @@ class Board {
   }
   std::atomic<Position>& consumed(std::size_t tag, std::size_t reader) const {
     return reinterpret_cast<Consumed*>(control_line(tag, 1 + reader))->position;
+  }
+  // Where message `index` of a peer's ring lies. Not valid when its control leads outside the
+  // peer's slots: its memory is not trusted.
+  struct Place {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    bool valid = false;
+  };
+  Place place_of(std::size_t tag, std::uint32_t index) const {
+    const RingControl& ring = control(tag);
+    const std::uint64_t offset = ring.offset.load(std::memory_order_relaxed);
+    const std::uint64_t slot = ring.slot_bytes.load(std::memory_order_relaxed);
+    const std::uint32_t depth = ring.depth.load(std::memory_order_relaxed);
+    if (depth == 0 || slot < kLine || slot % kLine != 0 || offset % kLine != 0 ||
+        offset < slots_offset() || offset > bytes() || slot > bytes() - offset ||
+        index % depth > (bytes() - offset - slot) / slot)
+      return {};
+    return {offset + (index % depth) * slot, slot, true};
   }
   std::byte* at(std::size_t offset) const { return memory_->data() + offset; }
 

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <exception>
+
+#include "qcoll/base/fork.h"
 
 namespace qcoll::transport {
 namespace {
@@ -15,6 +18,8 @@ namespace {
 // Strangers cost at most this many descriptors, for at most this long.
 constexpr std::size_t kMaxGuests = 256;
 constexpr auto kGuestPatience = std::chrono::seconds(10);
+// Without descriptors and without guests to show out, the listener rests.
+constexpr auto kListenerRest = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -24,7 +29,7 @@ std::shared_ptr<ControlPlane> ControlPlane::shared() {
   const std::lock_guard lock(mutex);
   std::shared_ptr<ControlPlane> plane = current.lock();
   // A forked child inherits the object but not its thread.
-  if (!plane || plane->owner_pid_ != ::getpid()) {
+  if (!plane || plane->owner_pid_ != ::getpid() || plane->failed_.load()) {
     plane.reset(new ControlPlane);
     current = plane;
   }
@@ -38,6 +43,7 @@ ControlPlane::ControlPlane()
   addresses_ = local_addresses(chosen ? interfaces : "");
   listener_ = listen_on(chosen ? &addresses_.front() : nullptr);
   if (chosen) addresses_.resize(1);
+  hide_from_children(listener_.fd.get());
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "qcoll_control");
     run();
@@ -55,6 +61,7 @@ ControlPlane::~ControlPlane() {
   }
   wake();
   thread_.join();
+  forget(listener_.fd.get());
 }
 
 void ControlPlane::wake() const {
@@ -92,12 +99,26 @@ std::shared_ptr<GroupLinks> ControlPlane::find(const Hello& hello) {
 }
 
 void ControlPlane::run() {
+  try {
+    serve();
+  } catch (const std::exception& error) {
+    failed_.store(true);
+    for (const auto& group : groups())
+      group->abort(TransportError("the control thread of rank " + std::to_string(group->rank()) +
+                                      " failed: " + error.what(),
+                                  group->rank()));
+  }
+}
+
+void ControlPlane::serve() {
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
       if (stop_) return;
     }
-    std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}, {listener_.fd.get(), POLLIN, 0}};
+    const bool resting = Clock::now() < accept_again_;
+    const short listen_for = resting ? 0 : POLLIN;
+    std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}, {listener_.fd.get(), listen_for, 0}};
     for (const Guest& guest : guests_) entries.push_back({guest.fd.get(), POLLIN, 0});
     const std::size_t first_link = entries.size();
     const auto members = groups();
@@ -107,7 +128,7 @@ void ControlPlane::run() {
       ends.push_back(entries.size());
     }
     // With guests, wake now and then to show out those that stay silent.
-    ::poll(entries.data(), entries.size(), guests_.empty() ? -1 : 1000);
+    ::poll(entries.data(), entries.size(), resting ? 100 : guests_.empty() ? -1 : 1000);
 
     if (entries[0].revents != 0) {
       std::uint64_t count = 0;
@@ -130,14 +151,41 @@ void ControlPlane::run() {
 void ControlPlane::accept_guests() {
   for (;;) {
     Fd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd) return;
-    if (guests_.size() >= kMaxGuests) guests_.erase(guests_.begin());  // the one that waits longest
+    if (!fd) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      // No descriptors or no memory. The caller stays in the listener's queue, which stays
+      // readable.
+      if (make_room()) continue;
+      accept_again_ = Clock::now() + kListenerRest;
+      return;
+    }
+    if (guests_.size() >= kMaxGuests) make_room();
     set_low_latency(fd.get());
     Guest guest;
     guest.fd = std::move(fd);
     guest.until = Clock::now() + kGuestPatience;
-    guests_.push_back(std::move(guest));
+    // Its hello has usually come: a peer of the group is known at once, however many strangers
+    // wait.
+    if (hear(guest)) guests_.push_back(std::move(guest));
   }
+}
+
+// The one that has waited longest without a valid hello, or else the one that has waited longest.
+bool ControlPlane::make_room() {
+  const auto leave = [&](std::size_t i) {
+    guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(i));
+  };
+  for (std::size_t i = 0; i < guests_.size(); ++i) {
+    if (guests_[i].hello) continue;
+    const bool stays = hear(guests_[i]);  // a last time
+    if (stays && guests_[i].hello) continue;
+    leave(i);
+    return true;
+  }
+  if (guests_.empty()) return false;
+  leave(0);
+  return true;
 }
 
 bool ControlPlane::hear(Guest& guest) {

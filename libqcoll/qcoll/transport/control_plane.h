@@ -2,6 +2,7 @@
 // control links of all groups. It never touches bulk data.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,7 +44,9 @@ class ControlPlane {
 
   ControlPlane();
   void run();
+  void serve();
   void accept_guests();
+  bool make_room();         // shows out a guest; false: there is none
   bool hear(Guest& guest);  // false: done with it, admitted or not
   bool challenge(Guest& guest);
   void admit(Guest& guest);
@@ -58,6 +61,8 @@ class ControlPlane {
   bool stop_ = false;
   std::map<std::pair<std::uint64_t, Rank>, std::shared_ptr<GroupLinks>> groups_;
   std::vector<Guest> guests_;
+  Clock::time_point accept_again_;  // the listener is left alone until then
+  std::atomic<bool> failed_{false};
   std::thread thread_;
 };
 

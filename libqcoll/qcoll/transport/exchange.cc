@@ -1,5 +1,8 @@
 #include "qcoll/transport/exchange.h"
 
+#include <array>
+#include <cstring>
+
 #include "qcoll/transport/exchange_rings.h"
 
 namespace qcoll::transport {
@@ -50,6 +53,7 @@ void Exchange::layout_rings(std::span<const RingSpec> rings, std::uint32_t depth
       ring.owner = spec.from;
       ring.tag = spec.tag;
       ring.codec = spec.codec;
+      ring.count = spec.count.value_or(envelope_.count);
       mapped_rings_[{spec.from, spec.tag}] = &ring;
       continue;
     }
@@ -57,6 +61,7 @@ void Exchange::layout_rings(std::span<const RingSpec> rings, std::uint32_t depth
     ring.tag = spec.tag;
     ring.from = spec.from;
     ring.codec = spec.codec;
+    ring.count = spec.count.value_or(envelope_.count);
     ring.slot_bytes = align_up(spec.message_bytes, Board::kLine);
     ring.depth = depth;
     ring.slots.resize(depth);
@@ -66,9 +71,9 @@ void Exchange::layout_rings(std::span<const RingSpec> rings, std::uint32_t depth
     (spec.from < 0 ? encode_rings_[spec.tag] : landing_rings_[{spec.from, spec.tag}]) = &ring;
     if (!ring.mapped_readers.empty()) {
       auto& control = board_.control(ring.tag);
-      control.offset = offset;
-      control.slot_bytes = ring.slot_bytes;
-      control.depth = depth;
+      control.offset.store(offset, std::memory_order_relaxed);
+      control.slot_bytes.store(ring.slot_bytes, std::memory_order_relaxed);
+      control.depth.store(depth, std::memory_order_relaxed);
     }
     offset += ring.slot_bytes * depth;
     if (offset > board_.bytes())
@@ -82,9 +87,7 @@ bool Exchange::slot_free(const OwnRing& ring, std::uint32_t index, Rank* laggard
   const auto& state = ring.slots[index % ring.depth];
   const std::uint32_t occupants = index - ring.depth + 1;  // that must have left
   if (state.sends > 0 || state.held) {
-    *laggard = mesh_.rank();
-    for (const auto& [peer, stream] : senders_)
-      if (!stream.idle()) *laggard = peer;
+    *laggard = state.sends > 0 ? state.sent_to : mesh_.rank();
     return false;
   }
   for (const Rank reader : ring.mapped_readers) {
@@ -114,6 +117,7 @@ void Exchange::publish(const Slot& slot, std::span<const Rank> readers) {
     if (mesh_.mapped(reader)) {
       to_mapped = true;
     } else if (slot.own != nullptr) {
+      slot.own->state(slot.index).sent_to = reader;
       send_to(reader, message, &slot.own->state(slot.index).sends);
     } else {
       send_to(reader, message, &slot.peer->held[slot.index - slot.peer->consumed].sends);
@@ -148,31 +152,32 @@ Exchange::Slot Exchange::receive(Rank from, std::uint32_t tag) {
 
 Exchange::Slot Exchange::receive_mapped(PeerRing& ring) {
   const Board& board = peer_boards_[ring.owner];
-  const auto& control = board.control(ring.tag);
   const Position wanted = position(envelope_.run, ring.received + 1);
-  const auto published = [&] { return control.published.load(); };
+  const auto published = [&] { return board.control(ring.tag).published.load(); };
   if (published() < wanted)
     wait_until([&] { return published() >= wanted; }, {ring.owner, "to publish its next chunk"});
   if (run_of(published()) != envelope_.run)
     fail_disagreement(ring.owner, "a later collective, which does not involve this rank",
                       wire::describe(envelope_));
   const std::uint32_t index = ring.received;
-  const std::size_t offset = control.offset + (index % control.depth) * control.slot_bytes;
-  if (offset + control.slot_bytes > board.bytes())
+  const Board::Place place = board.place_of(ring.tag, index);
+  if (!place.valid)
     throw TransportError(
-        "rank " + std::to_string(ring.owner) + " published a slot outside its " + "shared memory",
+        "rank " + std::to_string(ring.owner) + " published a slot outside its shared memory",
         ring.owner);
-  std::byte* message = board.at(offset);
-  const wire::Header header = wire::parse_header(message);
-  check_header(header, ring.owner, ring.codec, index);
-  if (wire::Header::kBytes + header.payload_bytes > control.slot_bytes)
+  // A copy: what is checked must be what is used, and the peer can write to its memory.
+  std::array<std::byte, wire::Header::kBytes> raw;
+  std::memcpy(raw.data(), board.at(place.offset), raw.size());
+  const wire::Header header = parse_header_of(ring.owner, raw.data());
+  check_header(header, ring.owner, {ring.codec, ring.count, index});
+  if (header.payload_bytes > place.bytes - wire::Header::kBytes)
     throw TransportError("rank " + std::to_string(ring.owner) + " published " +
                              std::to_string(header.payload_bytes) + " bytes in a slot of " +
-                             std::to_string(control.slot_bytes),
+                             std::to_string(place.bytes),
                          ring.owner);
   ++ring.received;
   ring.held.emplace_back();
-  return {.message = message,
+  return {.message = board.at(place.offset),
           .index = index,
           .elements = header.elements,
           .payload_bytes = header.payload_bytes,
@@ -219,20 +224,44 @@ void Exchange::finish() {
     if (!stream.idle())
       wait_until([&] { return stream.idle(); }, {peer, "to take the last chunks"});
   for (PeerRing& ring : peer_rings_) advance_released(ring);
+  check_nothing_extra();
 }
 
-void Exchange::check_header(const wire::Header& header, Rank from, const wire::CodecSpec& codec,
-                            std::uint32_t chunk) const {
-  if (header.envelope != envelope_)
+// Slots get other uses in the next run, so nothing may be on its way into them.
+void Exchange::check_nothing_extra() const {
+  for (const auto& [peer, incoming] : receivers_)
+    if (incoming.stream.accepted())
+      fail_disagreement(peer, wire::describe(envelope_) + " with more messages than expected",
+                        wire::describe(envelope_));
+  for (const OwnRing& ring : own_rings_)
+    if (ring.from >= 0 && ring.filled != ring.received)
+      fail_disagreement(ring.from, wire::describe(envelope_) + " with more messages than expected",
+                        wire::describe(envelope_));
+}
+
+void Exchange::check_header(const wire::Header& header, Rank from, const Expected& expected) const {
+  wire::Envelope envelope = envelope_;
+  envelope.count = expected.count;
+  if (header.envelope != envelope) {
+    envelope.count = header.envelope.count;
+    if (header.envelope == envelope && envelope.collective == wire::Collective::kAllToAll)
+      throw TransportError("ranks disagree in " + wire::describe(envelope_) + ": rank " +
+                               std::to_string(from) + " sends " + std::to_string(envelope.count) +
+                               " elements to rank " + std::to_string(mesh_.rank()) +
+                               ", which expects " + std::to_string(expected.count) +
+                               "; the splits of both ranks must match",
+                           from);
     fail_disagreement(from, wire::describe(header.envelope), wire::describe(envelope_));
-  if (header.codec != codec)
+  }
+  if (header.codec != expected.codec)
     fail_disagreement(from, wire::describe(envelope_) + " with codec " + to_string(header.codec),
-                      "codec " + to_string(codec));
-  if (header.chunk != chunk)
-    throw TransportError(
-        "rank " + std::to_string(from) + " sent chunk " + std::to_string(header.chunk) +
-            " of ring " + std::to_string(header.tag) + ", expected chunk " + std::to_string(chunk),
-        from);
+                      "codec " + to_string(expected.codec));
+  if (header.chunk != expected.chunk)
+    throw TransportError("rank " + std::to_string(from) + " sent chunk " +
+                             std::to_string(header.chunk) + " of ring " +
+                             std::to_string(header.tag) + ", expected chunk " +
+                             std::to_string(expected.chunk),
+                         from);
 }
 
 void Exchange::fail_disagreement(Rank peer, const std::string& theirs,

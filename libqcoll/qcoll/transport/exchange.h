@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,8 +30,9 @@ struct RingSpec {
   std::uint32_t tag = 0;
   Rank from = -1;
   std::size_t message_bytes = 0;  // the largest message, header included
-  wire::CodecSpec codec;          // expected in its headers
+  wire::CodecSpec codec;          // expected in its headers, as is
   std::vector<Rank> readers;
+  std::optional<std::uint64_t> count = std::nullopt;  // of its headers, if not the envelope's
 };
 
 struct ExchangeCounters {
@@ -77,6 +79,8 @@ class Exchange {
 
   void set_trace(Trace* trace) { trace_ = trace; }
   const ExchangeCounters& counters() const { return counters_; }
+  // "rank 3 to send its next chunk, for 0.31 s"; empty when it does not wait. From any thread.
+  std::string waits_for() const;
   const wire::Envelope& envelope() const { return envelope_; }
 
  private:
@@ -95,8 +99,13 @@ class Exchange {
   void drain_previous_run();
   Slot receive_mapped(PeerRing& ring);
   Slot receive_landed(OwnRing& ring);
-  void check_header(const wire::Header& header, Rank from, const wire::CodecSpec& codec,
-                    std::uint32_t chunk) const;
+  struct Expected {
+    wire::CodecSpec codec;
+    std::uint64_t count;
+    std::uint32_t chunk;
+  };
+  void check_header(const wire::Header& header, Rank from, const Expected& expected) const;
+  void check_nothing_extra() const;
   void advance_released(PeerRing& ring);
   void send_to(Rank reader, ConstBytes message, std::uint32_t* outstanding);
   void wake(Rank peer);
@@ -131,6 +140,13 @@ class Exchange {
 
   ExchangeCounters counters_;
   Trace* trace_ = nullptr;
+
+  struct Asleep {
+    Waiting what;
+    Clock::time_point since;
+  };
+  mutable std::mutex asleep_mutex_;
+  std::optional<Asleep> asleep_;  // stays after an error: a failed exchange is not used again
 };
 
 }  // namespace qcoll::transport

@@ -54,7 +54,7 @@ bool Exchange::place(Incoming& incoming, const wire::Header& header) {
   if (found == landing_rings_.end())
     fail_disagreement(from, wire::describe(header.envelope), wire::describe(envelope_));
   OwnRing& ring = *found->second;
-  check_header(header, from, ring.codec, ring.filled);
+  check_header(header, from, {ring.codec, ring.count, ring.filled});
   if (wire::Header::kBytes + header.payload_bytes > ring.slot_bytes)
     fail_disagreement(from,
                       wire::describe(header.envelope) + " with a message of " +
@@ -89,14 +89,23 @@ void Exchange::wait_until(const std::function<bool()>& ready, const Waiting& wha
       mesh_.probe_peers();
       next_probe = now + kProbeEvery;
     }
+    {
+      const std::lock_guard lock(asleep_mutex_);
+      asleep_ = {what, start};
+    }
     sleep_until_event(ready);
+  }
+  if (asleep_) {  // only this thread writes it
+    const std::lock_guard lock(asleep_mutex_);
+    asleep_.reset();
   }
   counters_.wait_seconds += std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 void Exchange::sleep_until_event(const std::function<bool()>& ready) {
   board_.sleeping().store(1);
-  if (!ready()) {
+  // From here on peers ring. A last look, which may also place a message that waited for a reader.
+  if (!progress() && !ready()) {
     std::vector<pollfd> events{{mesh_.abort_flag().fd(), POLLIN, 0}, {mesh_.bell_fd(), POLLIN, 0}};
     for (const auto& [peer, stream] : senders_)
       if (!stream.idle()) events.push_back({stream.fd(), POLLOUT, 0});
@@ -106,6 +115,14 @@ void Exchange::sleep_until_event(const std::function<bool()>& ready) {
     if (events[1].revents != 0) mesh_.quiet_bell();
   }
   board_.sleeping().store(0);
+}
+
+std::string Exchange::waits_for() const {
+  const std::lock_guard lock(asleep_mutex_);
+  if (!asleep_) return "";
+  const double seconds = std::chrono::duration<double>(Clock::now() - asleep_->since).count();
+  return "rank " + std::to_string(asleep_->what.peer) + " " + asleep_->what.action + ", for " +
+         std::to_string(seconds) + " s";
 }
 
 // Nothing more comes from a peer that has gone or is in a later collective.

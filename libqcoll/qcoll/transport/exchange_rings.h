@@ -9,6 +9,7 @@ namespace qcoll::transport {
 struct Exchange::OwnRing {
   struct SlotState {
     std::uint32_t sends = 0;  // to streams, that the kernel has not taken yet
+    Rank sent_to = -1;        // the last of them
     bool held = false;        // landed here and not released
     std::uint32_t elements = 0;
     std::uint32_t payload_bytes = 0;
@@ -17,6 +18,7 @@ struct Exchange::OwnRing {
   std::uint32_t tag = 0;
   Rank from = -1;
   wire::CodecSpec codec;
+  std::uint64_t count = 0;
   std::byte* memory = nullptr;
   std::size_t slot_bytes = 0;
   std::uint32_t depth = 0;
@@ -40,6 +42,7 @@ struct Exchange::PeerRing {
   Rank owner = -1;
   std::uint32_t tag = 0;
   wire::CodecSpec codec;
+  std::uint64_t count = 0;
   std::uint32_t received = 0;
   std::uint32_t consumed = 0;  // what the owner was told
   std::deque<Held> held;       // the messages [consumed, received)

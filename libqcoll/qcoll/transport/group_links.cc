@@ -20,6 +20,10 @@ constexpr std::size_t kRanksInReport = 8;
 constexpr auto kCheckEvery = std::chrono::milliseconds(500);
 constexpr auto kRefusalGrace = std::chrono::milliseconds(300);
 constexpr auto kAnswerPatience = std::chrono::milliseconds(200);
+constexpr auto kReleasePatience = std::chrono::seconds(1);
+constexpr std::size_t kReleasesKept = 1000;  // of barriers that this rank has not come to
+constexpr int kDialAttempts = 4;
+constexpr auto kDialPause = std::chrono::milliseconds(50);  // before the second, then doubled
 
 std::string encode_u64(std::uint64_t value) {
   std::string raw(8, '\0');
@@ -51,14 +55,30 @@ GroupLinks::~GroupLinks() {
 Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
   const PeerAddress& target = peers_[peer];
   try {
-    Fd fd = transport::dial(target.addresses, target.port, deadline, abort_);
-    shake_hands_as_dialler(fd.get(),
-                           {.purpose = purpose, .group = group_, .from = rank_, .to = peer},
-                           secret_, deadline, abort_);
-    return fd;
+    // A listener under a flood of strangers may show out a guest that it does not know yet.
+    auto pause = kDialPause;
+    for (int attempt = 1;; ++attempt, pause *= 2) {
+      Fd fd = transport::dial(target.addresses, target.port, deadline, abort_);
+      try {
+        shake_hands_as_dialler(fd.get(),
+                               {.purpose = purpose, .group = group_, .from = rank_, .to = peer},
+                               secret_, deadline, abort_);
+        return fd;
+      } catch (const ConnectionLost&) {
+        if (attempt == kDialAttempts || abort_.raised()) throw;
+        std::this_thread::sleep_for(pause);
+      }
+    }
+  } catch (const LocalShortage& error) {
+    throw TransportError(peers_[rank_].label + " cannot connect to " + target.label + ": " +
+                             error.what() +
+                             "; raise its limit of open files (ulimit -n) or its range of ports "
+                             "(net.ipv4.ip_local_port_range)",
+                         rank_);
   } catch (const TransportError& error) {
     abort_.throw_if_raised();
-    throw ConnectionLost("connecting to " + target.label + ": " + error.what(), peer);
+    throw ConnectionLost(
+        peers_[rank_].label + " connecting to " + target.label + ": " + error.what(), peer);
   }
 }
 
@@ -174,6 +194,56 @@ StallReport GroupLinks::stall_report() {
   return report;
 }
 
+// In slices: an abort does not take the mutex, so that its notice may fall between look and sleep.
+bool GroupLinks::wait_for_news(std::unique_lock<std::mutex>& lock, Clock::time_point until,
+                               const std::function<bool()>& come) {
+  while (!come() && !abort_.raised() && Clock::now() < until)
+    arrived_.wait_until(lock, std::min(until, Clock::now() + kCheckEvery));
+  return come();
+}
+
+std::vector<Rank> GroupLinks::monitored_barrier(const Deadline& deadline) {
+  const std::lock_guard one(barrier_mutex_);
+  std::unique_lock lock(mutex_);
+  const std::uint64_t number = ++barriers_;
+  if (rank_ == 0) {
+    const auto all_came = [&] {
+      return std::all_of(links_.begin() + 1, links_.end(),
+                         [&](const Link& link) { return link.arrived >= number; });
+    };
+    wait_for_news(lock, deadline.at(), all_came);
+    abort_.throw_if_raised();
+    std::vector<Rank> absent;
+    std::string payload = encode_u64(number);
+    for (Rank peer = 1; peer < static_cast<Rank>(links_.size()); ++peer)
+      if (links_[peer].arrived < number) {
+        absent.push_back(peer);
+        payload += encode_u64(static_cast<std::uint64_t>(peer));
+      }
+    for (Rank peer = 1; peer < static_cast<Rank>(links_.size()); ++peer)
+      post(peer, Message::kRelease, payload);
+    return absent;
+  }
+  post(0, Message::kArrival, encode_u64(number));
+  // Rank 0 may have begun to wait later than this rank.
+  const bool heard = wait_for_news(lock, deadline.at() + kReleasePatience,
+                                   [&] { return released_.contains(number); });
+  abort_.throw_if_raised();
+  std::erase_if(released_, [&](const auto& entry) { return entry.first < number; });
+  return heard ? released_.at(number) : std::vector<Rank>{0};
+}
+
+void GroupLinks::handle_release(const std::string& payload) {
+  std::vector<Rank> absent;
+  for (std::size_t at = 8; at + 8 <= payload.size(); at += 8)
+    absent.push_back(static_cast<Rank>(decode_u64(payload.substr(at, 8))));
+  {
+    const std::lock_guard lock(mutex_);
+    if (released_.size() < kReleasesKept) released_[decode_u64(payload)] = std::move(absent);
+  }
+  arrived_.notify_all();
+}
+
 bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
   const std::lock_guard lock(mutex_);
   if (from < 0 || from >= static_cast<Rank>(links_.size()) || from == rank_) return false;
@@ -285,6 +355,17 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
       break;
     case Message::kAnnouncement:
       if (payload.size() >= 8) compare(peer, decode_u64(payload), payload.substr(8));
+      break;
+    case Message::kArrival: {
+      {
+        const std::lock_guard lock(mutex_);
+        links_[peer].arrived = decode_u64(payload);
+      }
+      arrived_.notify_all();
+      break;
+    }
+    case Message::kRelease:
+      if (peer == 0) handle_release(payload);
       break;
   }
 }

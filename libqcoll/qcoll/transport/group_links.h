@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -67,6 +68,10 @@ class GroupLinks {
   // before it, so that any disagreement meets somebody.
   void announce(std::uint64_t sequence, const std::string& text);
 
+  // A barrier that rank 0 keeps: the ranks that did not come by the deadline, on all ranks the
+  // same. Empty: all came. Errors only when the group fails.
+  std::vector<Rank> monitored_barrier(const Deadline& deadline);
+
   // The control thread's part.
   bool adopt(Purpose purpose, Rank from, Fd fd);
   void append_poll_entries(std::vector<pollfd>& entries) const;
@@ -79,12 +84,15 @@ class GroupLinks {
     kQuestion = 3,
     kAnswer = 4,
     kAnnouncement = 5,
+    kArrival = 6,  // at a monitored barrier
+    kRelease = 7,  // from it, by rank 0
   };
   struct Link {
     Fd fd;
     bool opened = false;  // even if it ended since
     std::vector<std::byte> received;
     std::vector<std::byte> unsent;
+    std::uint64_t arrived = 0;   // at how many monitored barriers
     std::uint64_t answered = 0;  // the operation that the last answer was about
     bool has_called_it = false;
     std::string state;  // what the peer was doing then
@@ -99,6 +107,9 @@ class GroupLinks {
   void handle_message(Rank peer, Message type, const std::string& payload);
   void handle_answer(Rank peer, const std::string& payload);
   void compare(Rank peer, std::uint64_t sequence, const std::string& theirs);
+  bool wait_for_news(std::unique_lock<std::mutex>& lock, Clock::time_point until,
+                     const std::function<bool()>& come);
+  void handle_release(const std::string& payload);
   void link_ended(Rank peer, const std::string& why);
 
   const Rank rank_;
@@ -116,6 +127,10 @@ class GroupLinks {
   std::vector<Link> links_;
   std::vector<std::pair<Rank, Fd>> accepted_;
   std::atomic<bool> any_accepted_{false};
+
+  std::mutex barrier_mutex_;  // one at a time
+  std::uint64_t barriers_ = 0;
+  std::map<std::uint64_t, std::vector<Rank>> released_;  // who was absent, by barrier
 };
 
 }  // namespace qcoll::transport

@@ -40,6 +40,10 @@ std::optional<Hello> parse_hello(ConstBytes raw) {
   if (purpose != static_cast<std::uint8_t>(Purpose::kControl) &&
       purpose != static_cast<std::uint8_t>(Purpose::kData))
     return std::nullopt;
+  const auto zero = [](std::byte b) { return b == std::byte{0}; };
+  if (!std::all_of(raw.begin() + 6, raw.begin() + 8, zero) ||
+      !std::all_of(raw.begin() + 40, raw.end(), zero))
+    return std::nullopt;
   Hello hello{.purpose = static_cast<Purpose>(purpose),
               .group = wire::get<std::uint64_t>(raw.data() + 8),
               .from = static_cast<Rank>(wire::get<std::uint32_t>(raw.data() + 16)),

@@ -27,6 +27,12 @@ std::string to_hex(const Mark& mark) {
   return text;
 }
 
+constexpr auto kLookEvery = std::chrono::milliseconds(500);
+
+std::string key_of(const std::string& what, Rank rank) {
+  return "qcoll/" + what + "/" + std::to_string(rank);
+}
+
 std::size_t usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -89,32 +95,51 @@ std::vector<std::string> NetMesh::node_labels() const {
 void NetMesh::share_memory(Rendezvous& store, std::size_t bytes, const Deadline& deadline) {
   memory_ = Memory::create(bytes);
   if (neighbours_.size() == 1) return;
-  const auto key = [](const char* what, Rank rank) {
-    return std::string("qcoll/") + what + "/" + std::to_string(rank);
-  };
   Mark mark;
   wire::fill_random(mark);
   std::memcpy(memory_->data() + kMarkOffset, mark.data(), mark.size());
   std::ostringstream record;
   record << memory_->fd() << ' ' << bytes << ' ' << bell_->ring_fd() << ' ' << to_hex(mark);
-  store.set(key("memory", rank_), record.str());
+  store.set(key_of("memory", rank_), record.str());
 
   std::string worked;
   for (const Rank peer : neighbours_) {
-    if (peer != rank_) attach(peer, store.get(key("memory", peer), deadline));
+    if (peer != rank_) attach(peer, record_of(store, "memory", peer, deadline));
     worked += peer == rank_ || attached_.contains(peer) ? '1' : '0';
   }
-  store.set(key("mapped", rank_), worked);
+  store.set(key_of("mapped", rank_), worked);
   const auto me = std::find(neighbours_.begin(), neighbours_.end(), rank_) - neighbours_.begin();
   for (const Rank peer : neighbours_) {
     if (peer == rank_) continue;
-    const std::string theirs = store.get(key("mapped", peer), deadline);
+    const std::string theirs = record_of(store, "mapped", peer, deadline);
+    if (theirs.size() != neighbours_.size())
+      throw TransportError("the rendezvous store holds a malformed record of rank " +
+                               std::to_string(peer) + ": it mapped \"" + theirs + "\"",
+                           peer);
     if (attached_.contains(peer) && theirs.at(me) != '1') {
       attached_.erase(peer);
       not_mapped_[peer] = "rank " + std::to_string(peer) + " could not map this rank's memory";
     }
   }
   memory_->seal();
+}
+
+std::string NetMesh::record_of(Rendezvous& store, const std::string& what, Rank peer,
+                               const Deadline& deadline) {
+  for (;;) {
+    try {
+      const auto left = deadline.at() - Clock::now();
+      return store.get(key_of(what, peer), Deadline(std::min<Clock::duration>(left, kLookEvery)));
+    } catch (const TransportError& error) {
+      links_->abort_flag().throw_if_raised();
+      if (deadline.passed())
+        throw TransportError("timed out after " + std::to_string(deadline.timeout_seconds()) +
+                                 " s: " + identities_[peer].label() +
+                                 " joined the group, but did not share its memory (" +
+                                 error.what() + ")",
+                             peer);
+    }
+  }
 }
 
 void NetMesh::attach(Rank peer, const std::string& record) {
@@ -133,6 +158,9 @@ void NetMesh::attach(Rank peer, const std::string& record) {
     int bell_fd = -1;
     std::string mark;
     fields >> memory_fd >> bytes >> bell_fd >> mark;
+    if (bytes != memory_->bytes())
+      throw TransportError("its memory has " + std::to_string(bytes) + " bytes, expected " +
+                           std::to_string(memory_->bytes()));
     const int pid = identities_[peer].pid;
     Attached attached{Memory::attach(pid, memory_fd, bytes), Bell::attach(pid, bell_fd)};
     Mark found;

@@ -61,6 +61,9 @@ class NetMesh final : public Mesh {
     Bell bell;
   };
   void attach(Rank peer, const std::string& record);
+  // What `peer` put into the store; ends early when the group fails meanwhile.
+  std::string record_of(Rendezvous& store, const std::string& what, Rank peer,
+                        const Deadline& deadline);
 
   const int owner_pid_;
   const Rank rank_;

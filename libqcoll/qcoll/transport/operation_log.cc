@@ -8,7 +8,7 @@ std::uint64_t OperationLog::add(std::string text, std::optional<Conflict>* confl
   if (const auto told = told_.find(sequence); told != told_.end() && told->second.second != text)
     *conflict = Conflict{sequence, text, told->second.first, told->second.second};
   told_.erase(told_.begin(), told_.upper_bound(sequence));
-  entry(sequence) = {sequence, std::move(text), Stage::kQueued, Clock::now()};
+  entry(sequence) = {.sequence = sequence, .text = std::move(text), .queued = Clock::now()};
   return sequence;
 }
 
@@ -24,18 +24,33 @@ std::optional<OperationLog::Conflict> OperationLog::compare(std::uint64_t sequen
   return Conflict{sequence, e.text, peer, theirs};
 }
 
-void OperationLog::set_stage(std::uint64_t sequence, Stage stage) {
+// An entry may have been overwritten, when more than kKept operations are in flight.
+void OperationLog::started(std::uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   Entry& e = entry(sequence);
-  if (e.sequence != sequence) return;  // overwritten: more than kKept are in flight
-  e.stage = stage;
-  e.changed = Clock::now();
+  if (e.sequence != sequence) return;
+  e.stage = Stage::kRunning;
+  e.started = Clock::now();
   last_changed_ = sequence;
 }
 
-void OperationLog::started(std::uint64_t sequence) { set_stage(sequence, Stage::kRunning); }
+void OperationLog::ended(std::uint64_t sequence, bool well) {
+  const std::lock_guard lock(mutex_);
+  Entry& e = entry(sequence);
+  if (e.sequence != sequence) return;
+  e.stage = well ? Stage::kFinished : Stage::kFailed;
+  e.ended = Clock::now();
+  last_changed_ = sequence;
+}
 
-void OperationLog::finished(std::uint64_t sequence) { set_stage(sequence, Stage::kFinished); }
+std::vector<OperationLog::Entry> OperationLog::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> kept;
+  for (std::uint64_t sequence = latest_ < kKept ? 1 : latest_ - kKept + 1; sequence <= latest_;
+       ++sequence)
+    kept.push_back(entry(sequence));
+  return kept;
+}
 
 std::optional<std::string> OperationLog::text_of(std::uint64_t sequence) const {
   const std::lock_guard lock(mutex_);
@@ -51,9 +66,10 @@ std::uint64_t OperationLog::latest() const {
 
 std::string OperationLog::state() const {
   const std::lock_guard lock(mutex_);
-  if (last_changed_ == 0) return "has run no collective yet";
+  if (last_changed_ == 0) return "idle, and has run no collective yet";
   const Entry& e = entry(last_changed_);
-  const double seconds = std::chrono::duration<double>(Clock::now() - e.changed).count();
+  const auto changed = e.stage == Stage::kRunning ? e.started : e.ended;
+  const double seconds = std::chrono::duration<double>(Clock::now() - changed).count();
   const std::string name = e.text + " #" + std::to_string(e.sequence);
   const std::string since = std::to_string(seconds).substr(0, 5) + " s";
   return e.stage == Stage::kRunning ? "in " + name + " for " + since

@@ -47,6 +47,7 @@ std::map<std::string, std::string> parse_pairs(const std::string& text, char sep
   return pairs;
 }
 
+constexpr std::size_t kMaxNodeLabel = 255;  // bytes
 const std::string kSecretKey = "qcoll/secret";
 const std::string kRefusal = "refusal=";
 const std::string kUsage = "usage ";
@@ -73,6 +74,14 @@ std::string get_from(Rendezvous& store, const std::string& key, Rank rank,
   }
 }
 
+// A whole number in [low, high]; throws std::out_of_range or std::invalid_argument.
+int number_from(const std::string& text, int low, int high) {
+  std::size_t used = 0;
+  const int value = std::stoi(text, &used);
+  if (used != text.size() || value < low || value > high) throw std::out_of_range(text);
+  return value;
+}
+
 std::string record_key(Rank rank) { return "qcoll/rank/" + std::to_string(rank); }
 
 std::string serialize(const Identity& id) {
@@ -84,16 +93,21 @@ std::string serialize(const Identity& id) {
   return text.str();
 }
 
-Identity parse_identity(const std::string& text) {
+Identity parse_identity(const std::string& text, Rank expected) {
   check_refusal(text);
   auto pairs = parse_pairs(text, '\n');
   Identity id;
   try {
-    id.rank = std::stoi(pairs.at("rank"));
-    id.pid = std::stoi(pairs.at("pid"));
-    id.port = static_cast<std::uint16_t>(std::stoi(pairs.at("port")));
+    id.rank = number_from(pairs.at("rank"), expected, expected);
+    id.pid = number_from(pairs.at("pid"), 1, INT_MAX);
+    id.port = static_cast<std::uint16_t>(number_from(pairs.at("port"), 1, 65535));
+    std::stringstream list(pairs["addresses"]);
+    for (std::string address; std::getline(list, address, ',');) parse_address(address);
+    if (pairs["node"].size() > kMaxNodeLabel) throw std::out_of_range("node");
   } catch (const std::exception&) {
-    throw TransportError("the rendezvous store holds a malformed record of a rank: " + text);
+    throw TransportError("the rendezvous store holds a malformed record of rank " +
+                             std::to_string(expected) + ": " + text,
+                         expected);
   }
   id.node = pairs["node"];
   id.host = pairs["host"];
@@ -141,6 +155,9 @@ Identity own_identity(Rank rank, const std::string& node, std::uint16_t port,
   if (id.node.empty()) id.node = id.host + "#" + id.boot_id.substr(0, 8);
   if (id.node.find_first_of("\n=") != std::string::npos)
     throw UsageError("QCOLL_NODE must not contain line breaks or '='");
+  if (id.node.size() > kMaxNodeLabel)
+    throw UsageError("QCOLL_NODE has " + std::to_string(id.node.size()) +
+                     " bytes, expected at most " + std::to_string(kMaxNodeLabel));
   for (const Address& address : addresses)
     id.addresses += (id.addresses.empty() ? "" : ",") + address.text();
   return id;
@@ -205,7 +222,7 @@ std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int siz
   for (Rank rank = 0; rank < size; ++rank)
     all.push_back(rank == mine.rank
                       ? mine
-                      : parse_identity(get_from(store, record_key(rank), rank, deadline)));
+                      : parse_identity(get_from(store, record_key(rank), rank, deadline), rank));
   check_agreement(all);
   return all;
 }

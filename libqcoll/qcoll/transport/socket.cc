@@ -51,18 +51,26 @@ bool wait_ready(int fd, short events, const Deadline& deadline, const AbortFlag&
   }
 }
 
-// Returns an empty Fd and sets `why` when this address does not answer.
+// What this host lacks, not the other.
+bool lacks_resources(int error_number) {
+  return error_number == EMFILE || error_number == ENFILE || error_number == ENOBUFS ||
+         error_number == ENOMEM || error_number == EADDRNOTAVAIL;
+}
+
+// Returns an empty Fd and sets `why` when this address does not answer. Throws LocalShortage.
 Fd dial_one(const Address& address, std::uint16_t port, const Deadline& deadline,
             const AbortFlag& abort, std::string& why) {
   const sockaddr_storage storage = with_port(address, port);
   Fd fd(::socket(storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) {
     why = system_error_text("socket", errno);
+    if (lacks_resources(errno)) throw LocalShortage(why);
     return {};
   }
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&storage), length_of(storage)) != 0) {
     if (errno != EINPROGRESS) {
       why = system_error_text("connect", errno);
+      if (lacks_resources(errno)) throw LocalShortage(why);
       return {};
     }
     const Deadline one(std::min<Clock::duration>(kDialOneAddress, deadline.at() - Clock::now()));

@@ -9,6 +9,7 @@
 
 #include "qcoll/base/abort_flag.h"
 #include "qcoll/base/deadline.h"
+#include "qcoll/base/error.h"
 #include "qcoll/base/fd.h"
 #include "qcoll/base/types.h"
 
@@ -35,8 +36,15 @@ struct Listener {
 // Port 0: the kernel picks a free one. `only`: bind to this address instead of all.
 Listener listen_on(const Address* only);
 
+// This process has no descriptor, port or memory left for a connection; no peer is to blame.
+class LocalShortage : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
 // Tries the addresses in turn. Non-blocking socket with TCP_NODELAY, or TransportError that lists
-// what was tried. Ends early when `abort` is raised.
+// what was tried. LocalShortage when it is this process that cannot. Ends early when `abort` is
+// raised.
 Fd dial(const std::vector<Address>& addresses, std::uint16_t port, const Deadline& deadline,
         const AbortFlag& abort);
 

@@ -9,6 +9,14 @@
 
 namespace qcoll::transport {
 
+wire::Header parse_header_of(Rank peer, const std::byte* raw) {
+  try {
+    return wire::parse_header(raw);
+  } catch (const TransportError& error) {
+    throw TransportError("rank " + std::to_string(peer) + " sent a " + error.what(), peer);
+  }
+}
+
 void SendStream::enqueue(ConstBytes message, std::uint32_t* outstanding) {
   ++*outstanding;
   queue_.push_back({message, message, outstanding, Clock::now()});
@@ -63,7 +71,7 @@ const wire::Header* ReceiveStream::header() {
     if (got == 0) return nullptr;
     raw_bytes_ += got;
   }
-  if (!header_) header_ = wire::parse_header(raw_.data());
+  if (!header_) header_ = parse_header_of(peer_, raw_.data());
   return &*header_;
 }
 

@@ -15,6 +15,9 @@
 
 namespace qcoll::transport {
 
+// Header::kBytes bytes that `peer` wrote. Throws TransportError that names the peer and the field.
+wire::Header parse_header_of(Rank peer, const std::byte* raw);
+
 class SendStream {
  public:
   SendStream(Fd fd, Rank peer) : fd_(std::move(fd)), peer_(peer) {}

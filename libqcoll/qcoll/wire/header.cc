@@ -96,10 +96,14 @@ std::string describe(const Envelope& envelope) {
     text += " by " + std::to_string(std::bit_cast<float>(envelope.qualifier));
   if (envelope.op != ReduceOp::kNone) text += ", ";
   text += std::string(name_of(envelope.dtype)) + ", ";
-  text += envelope.collective == Collective::kAllToAll
-              ? "splits by rank)"
-              : std::to_string(envelope.count) + " elements per rank)";
-  return text;
+  switch (envelope.collective) {
+    case Collective::kAllToAll:
+      return text + "splits by rank)";
+    case Collective::kAllReduce:
+      return text + std::to_string(envelope.count) + " elements)";
+    default:
+      return text + std::to_string(envelope.count) + " elements per rank)";
+  }
 }
 
 void write_header(const Header& header, std::byte* at) {

@@ -33,7 +33,8 @@ struct Envelope {
   Collective collective = Collective::kAllGather;
   ReduceOp op = ReduceOp::kNone;
   DType dtype = DType::kByte;
-  std::uint64_t count = 0;  // elements of a slice; 0 for all-to-all, whose splits differ
+  // Elements of a slice; in an all-to-all, whose splits differ, those of the message's pair.
+  std::uint64_t count = 0;
   // Of a premul_sum the factor, as the bits of a float32. (Of a gather, later: the generation of
   // what is gathered.)
   std::uint32_t qualifier = 0;
