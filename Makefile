@@ -1,17 +1,21 @@
 # make demo       the main job: train through gloo and through qcoll, table and picture
 # make test       the whole test suite, with lint (minutes)
 # make test-full  adds the long tests
+# make headers    compiles the binding against the headers of other versions of torch
+# make fuzz       libFuzzer on every parser (clang 18 or newer); RUNS=10000000 executions of each
 # All set-up happens on first use: system packages (Debian, as root), .venv, build, install.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+RUNS ?= 100000
+HEADERS ?= 2.10 2.11 2.12 2.13 2.14
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find libqcoll cpp cmake python -type f ! -name '*.pyc' ! -name '*.so') \
            CMakeLists.txt pyproject.toml
 CXX_FILES = $(shell git ls-files '*.h' '*.cc' '*.inl')
 
-.PHONY: demo test test-full lint format install clean
+.PHONY: demo test test-full headers fuzz lint format install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -21,6 +25,13 @@ test: lint $(VENV)/.installed-tests
 
 test-full: lint $(VENV)/.installed-tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+headers: $(VENV)/.python
+	$(BIN)/pip install --quiet "fsspec[http]"
+	$(BIN)/python scripts/check_torch_headers.py $(HEADERS)
+
+fuzz: $(VENV)/.python
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tests/attacks/run_fuzz.py --runs $(RUNS)
 
 install: $(VENV)/.installed
 
@@ -57,7 +68,7 @@ $(VENV)/.lint: $(VENV)/.python
 	touch $@
 
 $(VENV)/.installed-tests: $(VENV)/.python $(SOURCES) $(shell find tests/cpp -type f)
-	$(BIN)/pip install --quiet pytest pytest-timeout hypothesis
+	$(BIN)/pip install --quiet pytest pytest-timeout hypothesis expecttest
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps \
 	    --config-settings=cmake.define.QCOLL_TESTS=ON .
 	touch $@ $(VENV)/.installed
