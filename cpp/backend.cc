@@ -50,12 +50,14 @@ bool flag_from_environment(const char* name, bool otherwise) {
 }
 
 comm::GroupConfig config_of(int rank, int size, const BackendOptions& options) {
+  // Before the braces: what throws inside them would have members destroyed twice by GCC 12.
+  const bool share_memory = flag_from_environment("QCOLL_SHM", true);
   comm::GroupConfig config{.rank = rank,
                            .size = size,
                            .options = {},
                            .node = environment("QCOLL_NODE"),
                            .agreement = "qcoll version=" QCOLL_VERSION,
-                           .share_memory = flag_from_environment("QCOLL_SHM", true),
+                           .share_memory = share_memory,
                            .dump_directory = environment("QCOLL_DUMP"),
                            .timeout = options.timeout};
   comm::Settings::from_environment().apply_to(config.options);

@@ -5,6 +5,8 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
+
 #include "backend.h"
 #include "codec_ops.h"
 #include "delegate_sockets.h"
@@ -24,7 +26,12 @@ namespace {
 
 using Release = py::call_guard<py::gil_scoped_release>;
 
-// UsageError is a std::invalid_argument, which becomes ValueError by itself.
+// Texts may hold bytes of the environment or of a peer.
+py::object text_from(const char* bytes) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(std::strlen(bytes)), "backslashreplace"));
+}
+
 void register_errors(py::module_& m) {
   static PyObject* transport_error = nullptr;
   const py::object base = py::module_::import("torch.distributed").attr("DistBackendError");
@@ -39,8 +46,10 @@ void register_errors(py::module_& m) {
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
+    } catch (const UsageError& error) {
+      PyErr_SetObject(PyExc_ValueError, text_from(error.what()).ptr());
     } catch (const TransportError& error) {
-      py::object value = py::handle(transport_error)(error.what());
+      py::object value = py::handle(transport_error)(text_from(error.what()));
       value.attr("peer") = error.peer();
       PyErr_SetObject(transport_error, value.ptr());
     }
@@ -200,6 +209,8 @@ void register_backend(py::module_& m) {
       .def("reset_stats", [](Backend& backend) { backend.group().stats().reset(); })
       .def("flight_record",
            [](Backend& backend) { return to_dict(backend.group().flight_record()); })
+      .def_property_readonly("group_number",
+                             [](Backend& backend) { return backend.group().mesh().group(); })
       .def("describe", &describe_group);
   m.def("listening_ports", &listening_ports);
   m.def("shutdown_all", &Backend::shutdown_all, py::arg("grace"));

@@ -58,6 +58,10 @@ std::string size_text_of(const at::Tensor& tensor) {
 void require_cpu(const at::Tensor& tensor, const char* verb) {
   if (tensor.is_sparse())
     throw UsageError("qcoll " + std::string(verb) + ": sparse tensors are not supported");
+  if (tensor.is_conj() || tensor.is_neg())
+    throw UsageError("qcoll " + std::string(verb) +
+                     ": the tensor is a lazy conjugate or negative, whose memory holds other "
+                     "values; pass tensor.resolve_conj().resolve_neg()");
   if (tensor.device().is_cpu()) return;
   throw UsageError(
       "qcoll " + std::string(verb) + ": the tensor is on " + tensor.device().str() +

@@ -20,6 +20,8 @@ class TorchStore final : public transport::Rendezvous {
     store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
   }
 
+  bool has(const std::string& key) override { return store_->check({key}); }
+
   std::string get(const std::string& key, const Deadline& deadline) override {
     const auto left = std::chrono::milliseconds(deadline.poll_milliseconds(std::chrono::hours(24)));
     try {

@@ -119,7 +119,11 @@ def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     # What qcoll does not change stays with gloo, connected now and under its own keys.
     try:
         gloo = dist.ProcessGroupGloo(
-            dist.distributed_c10d.PrefixStore("qcoll-delegate", store), rank, size, gloo_options
+            # A store that outlives a group (a restarted job's) holds the delegate's old addresses.
+            dist.distributed_c10d.PrefixStore(f"qcoll-delegate/{backend.group_number:x}", store),
+            rank,
+            size,
+            gloo_options,
         )
     except Exception as error:
         backend.fail_without_delegate(str(error))

@@ -18,6 +18,10 @@ class MapStore final : public transport::Rendezvous {
     values_[key] = value;
     changed_.notify_all();
   }
+  bool has(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    return values_.contains(key);
+  }
   std::string get(const std::string& key, const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_until(lock, deadline.at(), [&] { return values_.contains(key); }))

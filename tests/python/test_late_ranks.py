@@ -102,7 +102,8 @@ def test_all_ranks_are_told_who_was_late(name: str, seen: Any) -> None:
         assert peer == late, f"rank {rank} blames rank {peer}: {text}"
         if rank == late:
             assert seconds < TIMEOUT / 2  # told at its first call, it does not wait for anybody
-            assert "failed earlier" in text
+            # The news may come just before its call or just after.
+            assert "failed earlier" in text or f"failed on rank {late} after 0.0" in text
 
 
 @pytest.mark.parametrize("name", CALLS)

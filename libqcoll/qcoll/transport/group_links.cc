@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t kFrameHeader = 5;         // u32 payload bytes, u8 type
 constexpr std::size_t kMaxPayload = 16 * 1024;  // texts are cut to fit
+constexpr std::size_t kMaxUnsent = 1 << 20;     // bytes that wait for one peer
 constexpr std::size_t kRanksInReport = 8;
 constexpr auto kCheckEvery = std::chrono::milliseconds(500);
 constexpr auto kRefusalGrace = std::chrono::milliseconds(300);
@@ -248,6 +249,7 @@ bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
   const std::lock_guard lock(mutex_);
   if (from < 0 || from >= static_cast<Rank>(links_.size()) || from == rank_) return false;
   if (purpose == Purpose::kData) {
+    std::erase_if(accepted_, [&](const auto& earlier) { return earlier.first == from; });
     accepted_.emplace_back(from, std::move(fd));
     any_accepted_.store(true, std::memory_order_release);
     bell_->ring();
@@ -285,6 +287,9 @@ void GroupLinks::handle_events(int fd, short events) {
 void GroupLinks::post(Rank peer, Message type, const std::string& payload) {
   Link& link = links_[peer];
   if (!link.fd) return;
+  // A peer that is stopped, or does not read: questions and answers can be lost, news cannot.
+  const bool news = type == Message::kAbort || type == Message::kGoodbye;
+  if (!news && link.unsent.size() > kMaxUnsent) return;
   const std::size_t bytes = std::min(payload.size(), kMaxPayload);
   std::byte frame[kFrameHeader];
   wire::put(frame, static_cast<std::uint32_t>(bytes));

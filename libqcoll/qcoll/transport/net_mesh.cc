@@ -29,10 +29,6 @@ std::string to_hex(const Mark& mark) {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(500);
 
-std::string key_of(const std::string& what, Rank rank) {
-  return "qcoll/" + what + "/" + std::to_string(rank);
-}
-
 std::size_t usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -49,7 +45,7 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
       bell_(std::make_shared<const Bell>(Bell::create())),
       plane_(ControlPlane::shared()),
       share_memory_(options.share_memory) {
-  const GroupSecret secret = share_secret(store, rank, deadline);
+  GroupSecret secret = share_secret(store, rank, size, deadline);
   links_ =
       std::make_shared<GroupLinks>(rank, size, secret.group, secret.secret, std::move(log), bell_);
   // Before the address is published: a peer may dial as soon as it is.
@@ -57,7 +53,7 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
   try {
     const Identity mine =
         own_identity(rank, options.node, plane_->port(), plane_->addresses(), options.agreement);
-    identities_ = roll_call(store, mine, size, deadline);
+    identities_ = roll_call(store, mine, secret, deadline);
     std::vector<PeerAddress> peers;
     for (const Identity& other : identities_)
       peers.push_back({addresses_to_dial(mine, other), other.port, other.label()});
@@ -100,14 +96,14 @@ void NetMesh::share_memory(Rendezvous& store, std::size_t bytes, const Deadline&
   std::memcpy(memory_->data() + kMarkOffset, mark.data(), mark.size());
   std::ostringstream record;
   record << memory_->fd() << ' ' << bytes << ' ' << bell_->ring_fd() << ' ' << to_hex(mark);
-  store.set(key_of("memory", rank_), record.str());
+  store.set(group_key(group(), "memory", rank_), record.str());
 
   std::string worked;
   for (const Rank peer : neighbours_) {
     if (peer != rank_) attach(peer, record_of(store, "memory", peer, deadline));
     worked += peer == rank_ || attached_.contains(peer) ? '1' : '0';
   }
-  store.set(key_of("mapped", rank_), worked);
+  store.set(group_key(group(), "mapped", rank_), worked);
   const auto me = std::find(neighbours_.begin(), neighbours_.end(), rank_) - neighbours_.begin();
   for (const Rank peer : neighbours_) {
     if (peer == rank_) continue;
@@ -129,7 +125,8 @@ std::string NetMesh::record_of(Rendezvous& store, const std::string& what, Rank 
   for (;;) {
     try {
       const auto left = deadline.at() - Clock::now();
-      return store.get(key_of(what, peer), Deadline(std::min<Clock::duration>(left, kLookEvery)));
+      return store.get(group_key(group(), what, peer),
+                       Deadline(std::min<Clock::duration>(left, kLookEvery)));
     } catch (const TransportError& error) {
       links_->abort_flag().throw_if_raised();
       if (deadline.passed())

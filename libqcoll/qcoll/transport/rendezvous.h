@@ -12,6 +12,7 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool has(const std::string& key) = 0;
   // Waits until the key is set. Throws TransportError that names the key.
   virtual std::string get(const std::string& key, const Deadline& deadline) = 0;
 };

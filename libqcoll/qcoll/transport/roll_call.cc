@@ -3,11 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
+#include <thread>
 
 #include "qcoll/base/error.h"
 #include "qcoll/wire/bytes.h"
@@ -48,6 +51,9 @@ std::map<std::string, std::string> parse_pairs(const std::string& text, char sep
 }
 
 constexpr std::size_t kMaxNodeLabel = 255;  // bytes
+constexpr auto kRefusalStands = std::chrono::seconds(1);
+constexpr auto kShortestPause = std::chrono::milliseconds(2);
+constexpr auto kLongestPause = std::chrono::milliseconds(250);
 const std::string kSecretKey = "qcoll/secret";
 const std::string kRefusal = "refusal=";
 const std::string kUsage = "usage ";
@@ -82,7 +88,75 @@ int number_from(const std::string& text, int low, int high) {
   return value;
 }
 
-std::string record_key(Rank rank) { return "qcoll/rank/" + std::to_string(rank); }
+std::string hello_key(Rank rank) { return "qcoll/hello/" + std::to_string(rank); }
+// Where `rank` writes that it cannot join.
+std::string refusal_key(Rank rank) { return rank == 0 ? kSecretKey : hello_key(rank); }
+
+// Refusals that were seen. One that is left over from an earlier group is soon overwritten, so
+// only one that stands is thrown.
+class Refusals {
+ public:
+  // False when `value` is a refusal, which does not count yet.
+  bool passes(Rank rank, const std::string& value) {
+    if (!value.starts_with(kRefusal)) return true;
+    auto& seen = seen_[rank];
+    if (seen.text != value) seen = {value, Clock::now()};
+    if (Clock::now() - seen.since >= kRefusalStands) check_refusal(value);
+    return false;
+  }
+
+ private:
+  struct Seen {
+    std::string text;
+    Clock::time_point since;
+  };
+  std::map<Rank, Seen> seen_;
+};
+
+// The pause between two looks into the store: short at first, for ranks that start together.
+class Pause {
+ public:
+  Clock::duration next(const Deadline& deadline) {
+    now_ = std::min<Clock::duration>(now_ * 2, kLongestPause);
+    return std::max<Clock::duration>(std::min<Clock::duration>(now_, deadline.at() - Clock::now()),
+                                     kShortestPause);
+  }
+
+ private:
+  Clock::duration now_ = kShortestPause;
+};
+
+std::string serialize(const GroupSecret& secret) {
+  std::string raw(8, '\0');
+  wire::put(reinterpret_cast<std::byte*>(raw.data()), secret.group);
+  raw.append(reinterpret_cast<const char*>(secret.secret.data()), secret.secret.size());
+  for (const wire::Nonce& token : secret.tokens)
+    raw.append(reinterpret_cast<const char*>(token.data()), token.size());
+  return raw;
+}
+
+// Nothing when it is the secret of a group of another size.
+std::optional<GroupSecret> parse_secret(const std::string& raw, int size) {
+  GroupSecret secret;
+  const std::size_t tokens_at = 8 + secret.secret.size();
+  if (raw.size() != tokens_at + static_cast<std::size_t>(size) * wire::kNonceBytes)
+    return std::nullopt;
+  const auto* data = reinterpret_cast<const std::byte*>(raw.data());
+  secret.group = wire::get<std::uint64_t>(data);
+  std::copy(data + 8, data + tokens_at, secret.secret.begin());
+  secret.tokens.resize(size);
+  for (int r = 0; r < size; ++r)
+    std::copy_n(data + tokens_at + r * wire::kNonceBytes, wire::kNonceBytes,
+                secret.tokens[r].begin());
+  return secret;
+}
+
+wire::Nonce token_from(const std::string& raw) {
+  wire::Nonce token{};
+  if (raw.size() == token.size())
+    std::copy_n(reinterpret_cast<const std::byte*>(raw.data()), token.size(), token.begin());
+  return token;
+}
 
 std::string serialize(const Identity& id) {
   std::ostringstream text;
@@ -94,7 +168,6 @@ std::string serialize(const Identity& id) {
 }
 
 Identity parse_identity(const std::string& text, Rank expected) {
-  check_refusal(text);
   auto pairs = parse_pairs(text, '\n');
   Identity id;
   try {
@@ -182,47 +255,83 @@ bool may_share_memory(const Identity& a, const Identity& b) {
   return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace;
 }
 
-GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline) {
-  GroupSecret shared;
-  std::string raw(8 + shared.secret.size(), '\0');
-  const auto bytes = std::as_writable_bytes(std::span(raw));
+std::string group_key(std::uint64_t group, const std::string& what, Rank rank) {
+  std::ostringstream key;
+  key << "qcoll/" << std::hex << group << std::dec << '/' << what << '/' << rank;
+  return key.str();
+}
+
+GroupSecret share_secret(Rendezvous& store, Rank rank, int size, const Deadline& deadline) {
   if (rank == 0) {
-    wire::fill_random(bytes);
-    store.set(kSecretKey, raw);
-  } else {
-    raw = get_from(store, kSecretKey, 0, deadline);
-    check_refusal(raw);
-    if (raw.size() != 8 + shared.secret.size())
-      throw TransportError("the rendezvous store holds a group secret of " +
-                           std::to_string(raw.size()) + " bytes, expected " +
-                           std::to_string(8 + shared.secret.size()));
+    GroupSecret secret;
+    std::array<std::byte, 8> group;
+    wire::fill_random(group);
+    secret.group = wire::get<std::uint64_t>(group.data());
+    wire::fill_random(secret.secret);
+    secret.tokens.resize(size);
+    store.set(kSecretKey, serialize(secret));
+    return secret;
   }
-  const auto* data = reinterpret_cast<const std::byte*>(raw.data());
-  shared.group = wire::get<std::uint64_t>(data);
-  std::copy(data + 8, data + raw.size(), shared.secret.begin());
-  return shared;
+  wire::Nonce token;
+  wire::fill_random(token);
+  store.set(hello_key(rank),
+            std::string(reinterpret_cast<const char*>(token.data()), token.size()));
+  Refusals refusals;
+  Pause pause;
+  for (;;) {
+    const std::string raw = get_from(store, kSecretKey, 0, deadline);
+    if (refusals.passes(0, raw))
+      if (auto secret = parse_secret(raw, size); secret && secret->tokens[rank] == token)
+        return *secret;
+    if (deadline.passed())
+      throw TransportError("rank 0 has not joined the group after " +
+                               std::to_string(deadline.elapsed_seconds()) +
+                               " s; the rendezvous store holds the secret of an earlier group",
+                           0);
+    std::this_thread::sleep_for(pause.next(deadline));
+  }
 }
 
 void refuse_to_join(Rendezvous& store, Rank rank, bool usage, std::string reason) {
   std::replace(reason.begin(), reason.end(), '\n', ' ');
-  const std::string refusal =
-      kRefusal + (usage ? kUsage : "") + "rank " + std::to_string(rank) + ": " + reason;
-  store.set(record_key(rank), refusal);
-  if (rank == 0) store.set(kSecretKey, refusal);
+  store.set(refusal_key(rank),
+            kRefusal + (usage ? kUsage : "") + "rank " + std::to_string(rank) + ": " + reason);
 }
 
 void check_refusal_of(Rendezvous& store, Rank rank) {
-  check_refusal(store.get(record_key(rank), Deadline(std::chrono::seconds(5))));
+  check_refusal(store.get(refusal_key(rank), Deadline(std::chrono::seconds(5))));
 }
 
-std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
+std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, GroupSecret& secret,
                                 const Deadline& deadline) {
-  store.set(record_key(mine.rank), serialize(mine));
+  const Rank size = static_cast<Rank>(secret.tokens.size());
+  store.set(group_key(secret.group, "rank", mine.rank), serialize(mine));
+  Refusals refusals;
+  // Rank 0 lets in whoever has said hello; any rank hears of one that refused.
+  const auto look_around = [&](Rank awaited) {
+    bool news = false;
+    for (Rank rank = 0; rank < size; ++rank) {
+      if (rank == mine.rank || (mine.rank != 0 && rank != awaited)) continue;
+      if (!store.has(refusal_key(rank))) continue;
+      const std::string value = store.get(refusal_key(rank), deadline);
+      if (!refusals.passes(rank, value) || mine.rank != 0) continue;
+      const wire::Nonce token = token_from(value);
+      news |= token != secret.tokens[rank];
+      secret.tokens[rank] = token;
+    }
+    if (news) store.set(kSecretKey, serialize(secret));
+  };
+  const auto identity_of = [&](Rank rank) {
+    const std::string key = group_key(secret.group, "rank", rank);
+    for (Pause pause; !store.has(key) && !deadline.passed();) {
+      look_around(rank);
+      std::this_thread::sleep_for(pause.next(deadline));
+    }
+    return parse_identity(get_from(store, key, rank, deadline), rank);
+  };
   std::vector<Identity> all;
   for (Rank rank = 0; rank < size; ++rank)
-    all.push_back(rank == mine.rank
-                      ? mine
-                      : parse_identity(get_from(store, record_key(rank), rank, deadline), rank));
+    all.push_back(rank == mine.rank ? mine : identity_of(rank));
   check_agreement(all);
   return all;
 }

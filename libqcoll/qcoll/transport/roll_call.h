@@ -1,4 +1,9 @@
 // The first step of forming a group: every rank tells who and where it is.
+//
+// A store may still hold the records of an earlier group (a job that was restarted keeps its
+// store). So each rank says hello with a random token, rank 0 publishes a secret together with the
+// tokens that it has read, and a rank believes a secret that has its own token. Everything after
+// that goes under keys that carry the new group's number.
 #pragma once
 
 #include <cstdint>
@@ -42,17 +47,22 @@ bool may_share_memory(const Identity& a, const Identity& b);
 struct GroupSecret {
   std::uint64_t group = 0;
   wire::Secret secret{};
+  std::vector<wire::Nonce> tokens;  // by rank, as rank 0 has published them
 };
 // Rank 0 makes it, the others fetch it.
-GroupSecret share_secret(Rendezvous& store, Rank rank, const Deadline& deadline);
+GroupSecret share_secret(Rendezvous& store, Rank rank, int size, const Deadline& deadline);
+
+// The store's key for what `rank` says to its group.
+std::string group_key(std::uint64_t group, const std::string& what, Rank rank);
 
 // Publishes `mine` and returns all identities, in rank order. Throws TransportError naming ranks
 // that do not arrive, and UsageError naming the key, both values and ranks when agreements differ.
-std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, int size,
+std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, GroupSecret& secret,
                                 const Deadline& deadline);
 
 // By a rank that cannot take part: the others then fail at once with the reason and the kind of
-// error (UsageError if `usage`), not after their timeout.
+// error (UsageError if `usage`), not after their timeout. They believe it when it has stood for a
+// second.
 void refuse_to_join(Rendezvous& store, Rank rank, bool usage, std::string reason);
 // Throws what `rank` wrote when it refused, if it did. It must have published its identity.
 void check_refusal_of(Rendezvous& store, Rank rank);
