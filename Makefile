@@ -67,7 +67,7 @@ $(VENV)/.lint: $(VENV)/.python
 	$(BIN)/pip install --quiet ruff==0.17.6 mypy==2.4.1 clang-format==23.1.5
 	touch $@
 
-$(VENV)/.installed-tests: $(VENV)/.python $(SOURCES) $(shell find tests/cpp -type f)
+$(VENV)/.installed-tests: $(VENV)/.python $(SOURCES) $(shell find tests/cpp tests/attacks -type f -name '*.*' ! -name '*.py*')
 	$(BIN)/pip install --quiet pytest pytest-timeout hypothesis expecttest
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps \
 	    --config-settings=cmake.define.QCOLL_TESTS=ON .
