@@ -111,7 +111,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
   for (std::size_t i = 0; i < absent.size(); ++i)
     text += (i ? ", " : "") + std::to_string(absent[i]);
   throw std::runtime_error(text + " failed to pass monitoredBarrier in " +
-                           std::to_string(timeout.count()) + " ms");
+                           std::to_string(timeout.count()) +
+                           " ms: Rank 0 timed out in monitoredBarrier");
 }
 
 }  // namespace qcoll::torch_binding

@@ -229,6 +229,21 @@ def test_several_communicators(nodes: Nodes) -> None:
     run(nodes, several)
 
 
+def over_one_store() -> None:
+    """The store still holds what the ranks wrote for the one before, as after a job's restart."""
+    rank, world = place()
+    for turn in range(4):
+        time.sleep(0.3 if turn % world == rank else 0.0)  # each comes last once
+        with communicator("kept") as comm:
+            x = np.full(1000, turn + rank, np.float32)
+            comm.all_reduce(x)
+            assert x[0] == turn * world + world * (world - 1) // 2
+
+
+def test_successive_communicators_over_one_store(nodes: Nodes) -> None:
+    run(nodes, over_one_store)
+
+
 def different_options() -> None:
     rank, _ = place()
     codec = "int8" if rank == 1 else "int4"

@@ -178,18 +178,22 @@ StallReport GroupLinks::stall_report() {
     return std::all_of(links_.begin(), links_.end(),
                        [&](const Link& link) { return !link.fd || link.answered == sequence; });
   });
-  StallReport report;
-  std::size_t told = 0;
-  for (std::size_t peer = 0; peer < links_.size(); ++peer) {
+  // By how far they are behind: who waits for the last one, in an earlier call, is not to blame.
+  std::vector<std::pair<std::uint64_t, Rank>> behind;
+  for (Rank peer = 0; peer < static_cast<Rank>(links_.size()); ++peer) {
     const Link& link = links_[peer];
-    if (static_cast<Rank>(peer) == rank_) continue;
     const bool silent = link.answered != sequence;
-    if (!silent && link.has_called_it) continue;
-    if (report.late < 0) report.late = static_cast<Rank>(peer);
-    if (told++ >= kRanksInReport) continue;
-    report.text += (report.text.empty() ? "" : "; ") + peers_[peer].label +
-                   (silent ? " does not answer (is it stopped?)"
-                           : " has not made this call: it is " + link.state);
+    if (peer != rank_ && (silent || !link.has_called_it))
+      behind.emplace_back(silent ? 0 : link.latest + 1, peer);
+  }
+  std::sort(behind.begin(), behind.end());
+  StallReport report;
+  if (!behind.empty()) report.late = behind.front().second;
+  for (std::size_t i = 0; i < std::min(behind.size(), kRanksInReport); ++i) {
+    const auto [position, peer] = behind[i];
+    report.text += (i ? "; " : "") + peers_[peer].label +
+                   (position == 0 ? " does not answer (is it stopped?)"
+                                  : " has not made this call: it is " + links_[peer].state);
   }
   if (report.text.empty()) report.text = "every rank has made this call";
   return report;
@@ -352,7 +356,8 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
       const std::uint64_t sequence = decode_u64(payload);
       const std::string text = log_->text_of(sequence).value_or("");
       const std::lock_guard lock(mutex_);
-      post(peer, Message::kAnswer, encode_u64(sequence) + text + '\0' + log_->state());
+      post(peer, Message::kAnswer,
+           encode_u64(sequence) + encode_u64(log_->latest()) + text + '\0' + log_->state());
       break;
     }
     case Message::kAnswer:
@@ -377,12 +382,13 @@ void GroupLinks::handle_message(Rank peer, Message type, const std::string& payl
 
 void GroupLinks::handle_answer(Rank peer, const std::string& payload) {
   const std::uint64_t sequence = decode_u64(payload);
-  const std::size_t separator = payload.find('\0', 8);
+  const std::size_t separator = payload.find('\0', 16);
   if (separator == std::string::npos) return;
-  const std::string theirs = payload.substr(8, separator - 8);
+  const std::string theirs = payload.substr(16, separator - 16);
   {
     const std::lock_guard lock(mutex_);
     links_[peer].answered = sequence;
+    links_[peer].latest = decode_u64(payload.substr(8, 8));
     links_[peer].has_called_it = !theirs.empty();
     links_[peer].state = payload.substr(separator + 1);
   }

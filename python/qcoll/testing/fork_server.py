@@ -137,6 +137,8 @@ def _be_child(request: Fork, descriptors: list[int]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    # What a rank has printed is in its output even if the launcher has to end it.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(2, all_threads=True)
     os.environ.update(request.env)
     if request.namespace is not None:
@@ -162,6 +164,11 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
     control = socket.socket(fileno=descriptor)
     for module in preload:
         importlib.import_module(module)
+    if "torch" in sys.modules:
+        # torch reads /proc/cpuinfo at its first random numbers; once for all children.
+        torch = sys.modules["torch"]
+        torch.set_num_threads(1)
+        torch.randn(8)
     child = _serve(control, preload)
     status = 0
     if child is not None:
