@@ -96,7 +96,7 @@ class GroupLinks {
     std::uint64_t answered = 0;  // the operation that the last answer was about
     bool has_called_it = false;
     std::uint64_t latest = 0;  // the peer's own then
-    std::string state;  // what the peer was doing then
+    std::string state;         // what the peer was doing then
     std::atomic<bool> departed{false};
   };
 
