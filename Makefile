@@ -2,6 +2,7 @@
 # make test       the whole test suite, with lint (minutes)
 # make test-full  adds the long tests
 # make headers    compiles the binding against the headers of other versions of torch
+# make soak       random checked collectives with deaths for MINUTES=5, at seed SEED=1
 # make fuzz       libFuzzer on every parser (clang 18 or newer); RUNS=10000000 executions of each
 # All set-up happens on first use: system packages (Debian, as root), .venv, build, install.
 
@@ -9,13 +10,15 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 RUNS ?= 100000
 HEADERS ?= 2.10 2.11 2.12 2.13 2.14
+MINUTES ?= 5
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find libqcoll cpp cmake python -type f ! -name '*.pyc' ! -name '*.so') \
            CMakeLists.txt pyproject.toml
 CXX_FILES = $(shell git ls-files '*.h' '*.cc' '*.inl')
 
-.PHONY: demo test test-full headers fuzz lint format install clean
+.PHONY: demo test test-full headers soak fuzz lint format install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -29,6 +32,9 @@ test-full: lint $(VENV)/.installed-tests
 headers: $(VENV)/.python
 	$(BIN)/pip install --quiet "fsspec[http]"
 	$(BIN)/python scripts/check_torch_headers.py $(HEADERS)
+
+soak: $(VENV)/.installed-tests
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 fuzz: $(VENV)/.python
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tests/attacks/run_fuzz.py --runs $(RUNS)
