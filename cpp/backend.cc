@@ -49,17 +49,29 @@ bool flag_from_environment(const char* name, bool otherwise) {
                    "\" is neither 0 nor 1");
 }
 
+std::string encryption_from_environment() {
+  const std::string value = environment("QCOLL_ENCRYPT");
+  if (value.empty()) return "0";
+  if (value == "0" || value == "1" || value == "native") return value;
+  throw UsageError("environment variable QCOLL_ENCRYPT=\"" + value +
+                   "\" is not 0, 1 (all that goes over TCP) or native (but not what goes through "
+                   "the delegate)");
+}
+
 comm::GroupConfig config_of(int rank, int size, const BackendOptions& options) {
   // Before the braces: what throws inside them would have members destroyed twice by GCC 12.
   const bool share_memory = flag_from_environment("QCOLL_SHM", true);
-  comm::GroupConfig config{.rank = rank,
-                           .size = size,
-                           .options = {},
-                           .node = environment("QCOLL_NODE"),
-                           .agreement = "qcoll version=" QCOLL_VERSION,
-                           .share_memory = share_memory,
-                           .dump_directory = environment("QCOLL_DUMP"),
-                           .timeout = options.timeout};
+  const std::string encryption = encryption_from_environment();
+  comm::GroupConfig config{
+      .rank = rank,
+      .size = size,
+      .options = {},
+      .node = environment("QCOLL_NODE"),
+      .agreement = "qcoll version=" QCOLL_VERSION "; QCOLL_ENCRYPT=" + encryption,
+      .share_memory = share_memory,
+      .encrypt = encryption != "0",
+      .dump_directory = environment("QCOLL_DUMP"),
+      .timeout = options.timeout};
   comm::Settings::from_environment().apply_to(config.options);
   options.settings.apply_to(config.options);
   return config;
@@ -83,7 +95,10 @@ class WithoutGil {
 
 Backend::Backend(const Pointer<c10d::Store>& store, int rank, int size,
                  const Pointer<BackendOptions>& options)
-    : c10d::Backend(rank, size), owner_pid_(::getpid()), options_(options) {
+    : c10d::Backend(rank, size),
+      owner_pid_(::getpid()),
+      options_(options),
+      encryption_(encryption_from_environment()) {
   const WithoutGil without_gil;
   TorchStore rendezvous(store);
   try {
@@ -244,12 +259,12 @@ comm::Plan Backend::explain(const std::string& verb, std::size_t numel, at::Scal
           "got " +
           here);
     comm::Plan plan;
-    plan.algorithm = "the delegate's";
+    plan.algorithm = delegate_ ? "the delegate's" : "gathers, and every rank reduces";
     plan.topology = topology.describe();
-    plan.exact_because =
-        "delegated: the engine reduces float32, bfloat16 and float16, by sum, avg "
-        "and premul_sum; here " +
-        here;
+    plan.exact_because = std::string(delegate_ ? "delegated: " : "") +
+                         "the engine reduces float32, bfloat16 and float16, by sum, avg "
+                         "and premul_sum; here " +
+                         here;
     plan.payload_bytes = bytes;
     return plan;
   }

@@ -34,6 +34,9 @@ class Backend final : public c10d::Backend {
   // Shuts down every backend of this process that still lives; for the exit of the interpreter.
   static void shutdown_all(std::chrono::milliseconds grace);
 
+  // A group that encrypts all it sends has no delegate, which cannot.
+  bool may_delegate() const { return encryption_ != "1"; }
+  const std::string& encryption() const { return encryption_; }
   // `ports`: where the delegate listens. Once, before the first call.
   void set_delegate(Pointer<c10d::Backend> delegate, std::vector<std::uint16_t> ports);
   // This rank could not make its delegate: ends the group on all ranks, and throws its cause.
@@ -154,6 +157,20 @@ class Backend final : public c10d::Backend {
   Pointer<c10d::Work> exchange_all(NativeCall call, const at::Tensor& output,
                                    const at::Tensor& input, std::vector<std::int64_t> output_splits,
                                    std::vector<std::int64_t> input_splits);
+  Step exchange_step(const NativeCall& call, const at::Tensor& sample, std::size_t bytes,
+                     const Tensors& inputs, const Tensors& outputs) const;
+
+  // The delegate's verbs in a group without one (backend_without_delegate.cc).
+  Pointer<c10d::Work> broadcast_natively(const at::Tensor& tensor,
+                                         const c10d::BroadcastOptions& opts);
+  Pointer<c10d::Work> gather_natively(const at::Tensor& input, const std::vector<Tensors>& outputs,
+                                      const c10d::GatherOptions& opts);
+  Pointer<c10d::Work> scatter_natively(const at::Tensor& output, const std::vector<Tensors>& inputs,
+                                       const c10d::ScatterOptions& opts);
+  Pointer<c10d::Work> reduce_natively(const at::Tensor& tensor, const c10d::ReduceOptions& opts);
+  Pointer<c10d::Work> reduce_gathered(NativeCall call, const at::Tensor& tensor,
+                                      const c10d::ReduceOp& op);
+  Pointer<c10d::Work> barrier_natively(const c10d::BarrierOptions& opts);
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const;
 
   using Delegated = std::function<Pointer<c10d::Work>(c10d::Backend&)>;
@@ -169,6 +186,7 @@ class Backend final : public c10d::Backend {
 
   const int owner_pid_;
   const Pointer<BackendOptions> options_;
+  const std::string encryption_;  // QCOLL_ENCRYPT
   Pointer<c10d::Backend> delegate_;
   std::shared_ptr<comm::Group> group_;  // shared with callbacks of the delegate
   std::uint64_t delegate_subscription_ = 0;

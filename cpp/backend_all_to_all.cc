@@ -101,6 +101,36 @@ Pointer<c10d::Work> Backend::all_to_all_with(at::Tensor output, at::Tensor input
                       output, input, std::move(output_splits), std::move(input_splits));
 }
 
+// One input for each rank and one output of each, of any sizes.
+Backend::Step Backend::exchange_step(const NativeCall& call, const at::Tensor& sample,
+                                     std::size_t bytes, const Tensors& inputs,
+                                     const Tensors& outputs) const {
+  Tensors sources;
+  Tensors dense;
+  for (const at::Tensor& input : inputs) sources.push_back(input.contiguous());
+  for (const at::Tensor& output : outputs) {
+    require_distinct_elements(output, call.verb);
+    dense.push_back(dense_like(output));
+  }
+  return make_step(call, sample, bytes, "splits by rank",
+                   [this, sources, dense, outputs](const comm::Call& c) {
+                     std::vector<const std::byte*> in;
+                     std::vector<std::byte*> out;
+                     std::vector<std::size_t> to;
+                     std::vector<std::size_t> from;
+                     for (const at::Tensor& t : sources) {
+                       in.push_back(input_data(t));
+                       to.push_back(count_of(t));
+                     }
+                     for (const at::Tensor& t : dense) {
+                       out.push_back(output_data(t));
+                       from.push_back(count_of(t));
+                     }
+                     group_->communicator().all_to_all(c, in, to, out, from);
+                     copy_back(dense, outputs);
+                   });
+}
+
 Pointer<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                       const c10d::AllToAllOptions& opts) {
   const NativeCall call{.verb = "all_to_all",
@@ -113,35 +143,10 @@ Pointer<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inputs,
   if (inputs.empty()) throw UsageError("qcoll all_to_all: the list of inputs is empty");
   require_list_of(inputs, size_, inputs[0], call.verb);
   require_list_of(outputs, size_, inputs[0], call.verb);
-  Tensors sources;
-  Tensors dense;
   std::size_t bytes = 0;
-  for (const at::Tensor& input : inputs) {
-    sources.push_back(input.contiguous());
-    bytes += bytes_of(input);
-  }
-  for (const at::Tensor& output : outputs) {
-    require_distinct_elements(output, call.verb);
-    dense.push_back(dense_like(output));
-  }
-  auto step = make_step(call, inputs[0], bytes, "splits by rank",
-                        [this, sources, dense, outputs](const comm::Call& c) {
-                          std::vector<const std::byte*> in;
-                          std::vector<std::byte*> out;
-                          std::vector<std::size_t> to;
-                          std::vector<std::size_t> from;
-                          for (const at::Tensor& t : sources) {
-                            in.push_back(input_data(t));
-                            to.push_back(count_of(t));
-                          }
-                          for (const at::Tensor& t : dense) {
-                            out.push_back(output_data(t));
-                            from.push_back(count_of(t));
-                          }
-                          group_->communicator().all_to_all(c, in, to, out, from);
-                          copy_back(dense, outputs);
-                        });
-  return run_native(call, inputs, outputs, {std::move(step)});
+  for (const at::Tensor& input : inputs) bytes += bytes_of(input);
+  return run_native(call, inputs, outputs,
+                    {exchange_step(call, inputs[0], bytes, inputs, outputs)});
 }
 
 }  // namespace qcoll::torch_binding

@@ -48,6 +48,11 @@ Pointer<c10::ivalue::Future> future_of(c10d::Work& work) {
 }  // namespace
 
 c10d::Backend& Backend::delegate_or_throw(const char* verb) const {
+  if (!delegate_ && !may_delegate())
+    throw UsageError("qcoll " + std::string(verb) +
+                     ": this call needs the delegate backend, which does not encrypt, and with "
+                     "QCOLL_ENCRYPT=1 nothing passes in the clear; QCOLL_ENCRYPT=native lets what "
+                     "goes through the delegate do so");
   if (!delegate_)
     throw UsageError("qcoll " + std::string(verb) +
                      ": this communicator was made without a delegate backend, which this verb "
@@ -107,6 +112,7 @@ Pointer<c10d::Work> Backend::delegate(const char* verb, c10d::OpType type, const
 Pointer<c10d::Work> Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const at::Tensor& tensor = single(tensors, "broadcast");
   require_cpu(tensor, "broadcast");
+  if (!delegate_) return broadcast_natively(tensor, opts);
   return delegate("broadcast", c10d::OpType::BROADCAST,
                   size_text_of(tensor) + " from rank " + std::to_string(opts.rootRank), tensors,
                   tensors, opts.timeout, opts.asyncOp,
@@ -123,6 +129,7 @@ Pointer<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
 Pointer<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const at::Tensor& tensor = single(tensors, "reduce");
   require_cpu(tensor, "reduce");
+  if (!delegate_) return reduce_natively(tensor, opts);
   return delegate("reduce", c10d::OpType::REDUCE,
                   text_of(opts.reduceOp) + ", " + size_text_of(tensor) + " to rank " +
                       std::to_string(opts.rootRank),
@@ -145,6 +152,7 @@ Pointer<c10d::Work> Backend::gather(std::vector<Tensors>& outputs, Tensors& inpu
                                     const c10d::GatherOptions& opts) {
   const at::Tensor& input = single(inputs, "gather");
   require_cpu(input, "gather");
+  if (!delegate_) return gather_natively(input, outputs, opts);
   return delegate("gather", c10d::OpType::GATHER,
                   size_text_of(input) + " to rank " + std::to_string(opts.rootRank), inputs,
                   outputs.empty() ? Tensors{} : outputs[0], opts.timeout, opts.asyncOp,
@@ -155,6 +163,7 @@ Pointer<c10d::Work> Backend::scatter(Tensors& outputs, std::vector<Tensors>& inp
                                      const c10d::ScatterOptions& opts) {
   const at::Tensor& output = single(outputs, "scatter");
   require_cpu(output, "scatter");
+  if (!delegate_) return scatter_natively(output, inputs, opts);
   return delegate("scatter", c10d::OpType::SCATTER,
                   size_text_of(output) + " from rank " + std::to_string(opts.rootRank),
                   inputs.empty() ? Tensors{} : inputs[0], outputs, opts.timeout, opts.asyncOp,
@@ -162,6 +171,7 @@ Pointer<c10d::Work> Backend::scatter(Tensors& outputs, std::vector<Tensors>& inp
 }
 
 Pointer<c10d::Work> Backend::barrier(const c10d::BarrierOptions& opts) {
+  if (!delegate_) return barrier_natively(opts);
   return delegate("barrier", c10d::OpType::BARRIER, "", {}, {}, opts.timeout, opts.asyncOp,
                   [&](c10d::Backend& gloo) { return gloo.barrier(opts); });
 }

@@ -1,5 +1,6 @@
 // Reduce-scatter and all-reduce in their forms. Reductions that the engine does not compute go to
 // the delegate.
+#include <algorithm>
 #include <utility>
 
 #include "backend_native.h"
@@ -166,6 +167,11 @@ Pointer<c10d::Work> Backend::reduce_all(NativeCall call, const at::Tensor& given
     require_cpu(tensor, call.verb);
     return run_native(call, {tensor}, {tensor}, {reduce_step(call, *reduction, tensor)});
   }
+  const bool may_be_exact =
+      !call.codec || std::all_of(call.codec->begin(), call.codec->end(),
+                                 [](const wire::CodecSpec& codec) { return codec.exact(); });
+  if (!delegate_ && may_be_exact && !tensor.is_sparse())
+    return reduce_gathered(std::move(call), tensor, op);
   if (call.codec)
     throw UsageError(
         "qcoll.all_reduce: a codec needs float32, bfloat16 or float16 and sum, avg or "

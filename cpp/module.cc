@@ -168,6 +168,7 @@ py::dict describe_group(Backend& backend) {
   d["node"] = group.topology().node();
   d["options"] = group.options().to_string();
   d["not_in_shared_memory"] = reasons;
+  d["encryption"] = backend.encryption();
   return d;
 }
 
@@ -175,6 +176,7 @@ void register_backend(py::module_& m) {
   py::class_<Backend, Pointer<Backend>, c10d::Backend>(m, "Backend")
       .def(py::init<const Pointer<c10d::Store>&, int, int, const Pointer<BackendOptions>&>(),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def_property_readonly("may_delegate", &Backend::may_delegate)
       .def("set_delegate", &Backend::set_delegate, py::arg("delegate"), py::arg("ports"), Release())
       .def("fail_without_delegate", &Backend::fail_without_delegate, py::arg("reason"), Release())
       .def_property_readonly("options", &Backend::getBackendOptions)

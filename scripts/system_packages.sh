@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what pip cannot bring: a C++20 compiler, OpenSSL's headers (libcrypto), the doctest
+# Installs what pip cannot bring: a C++20 compiler, OpenSSL's headers (libcrypto, libssl), the doctest
 # header, and ip/tc for the tests and the demo in network namespaces.
 set -euo pipefail
 

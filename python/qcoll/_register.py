@@ -116,6 +116,8 @@ def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
         raise native.TransportError(f"qcoll: rank {rank} cannot join the group: {error}") from error
     shutdown_at_exit()
     backend: _C.Backend = native.Backend(store, rank, size, options)
+    if not backend.may_delegate:
+        return backend
     # What qcoll does not change stays with gloo, connected now and under its own keys.
     try:
         gloo = dist.ProcessGroupGloo(

@@ -66,7 +66,7 @@ QCOLL_FUZZ_TARGET(control) {
   ensure(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
          "there are descriptors");
   Fd peer(ends[1]);
-  ensure(links.adopt(Purpose::kControl, 1, Fd(ends[0])), "the link opens");
+  ensure(links.adopt(Purpose::kControl, {Fd(ends[0]), 1}), "the link opens");
 
   const ConstBytes parts[] = {bytes.first(std::min(cut, bytes.size())),
                               bytes.subspan(std::min(cut, bytes.size()))};

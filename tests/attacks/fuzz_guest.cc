@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fuzz.h"
-#include "qcoll/transport/control_plane.h"
+#include "qcoll/transport/guest.h"
 #include "qcoll/wire/bytes.h"
 
 using namespace qcoll;
@@ -15,19 +15,6 @@ using namespace qcoll::transport;
 using attacks::ensure;
 
 namespace {
-
-// The plane keeps its guests to itself; an explicit instantiation may name private members.
-struct Hear {
-  friend auto member(Hear);
-};
-template <auto kMember>
-struct Open {
-  friend auto member(Hear) { return kMember; }
-};
-template struct Open<&ControlPlane::hear>;
-template <class Guest>
-Guest guest_of(bool (ControlPlane::*)(Guest&));
-using Guest = decltype(guest_of(member(Hear{})));
 
 constexpr std::uint64_t kGroup = 42;
 constexpr int kRanks = 4;
@@ -52,13 +39,14 @@ struct Setting {
         std::make_shared<GroupLinks>(0, kRanks, kGroup, secret, std::make_shared<OperationLog>(),
                                      std::make_shared<const Bell>(Bell::create()));
     for (Rank peer = 1; peer < kRanks; ++peer)
-      ensure(links->adopt(Purpose::kControl, peer, std::move(pairs[peer].plane)), "links open");
-    plane->add(links);
+      ensure(links->adopt(Purpose::kControl, {std::move(pairs[peer].plane), peer}), "links open");
   }
   Pair pairs[kRanks];
   wire::Secret secret;
-  std::shared_ptr<ControlPlane> plane = ControlPlane::shared();
   std::shared_ptr<GroupLinks> links;
+  Guest::Find find = [this](const Hello& hello) {
+    return hello.group == kGroup && hello.to == 0 ? links : nullptr;
+  };
 };
 
 void send(const Fd& fd, ConstBytes bytes) {
@@ -88,9 +76,8 @@ QCOLL_FUZZ_TARGET(guest) {
     }
   }
   Pair pair;
-  Guest guest;
-  guest.fd = std::move(pair.plane);
-  const auto hear = [&] { return (setting.plane.get()->*member(Hear{}))(guest); };
+  Guest guest(std::move(pair.plane), Clock::now() + std::chrono::seconds(10));
+  const auto hear = [&] { return guest.hear(setting.find); };
 
   const ConstBytes all(bytes);
   const ConstBytes first = all.first(std::min(cut, all.size()));
@@ -115,12 +102,13 @@ QCOLL_FUZZ_TARGET(guest) {
     stays = hear();
     ensure(!stays, "the end of a connection is seen");
   }
-  ensure(guest.received.size() <= Hello::kBytes + kProofBytes, "a guest costs a few bytes");
-  ensure(!stays || guest.received.size() < Hello::kBytes + kProofBytes,
+  ensure(guest.kept_bytes() <= Hello::kBytes + kProofBytes, "a guest costs a few bytes");
+  ensure(!stays || guest.kept_bytes() < Hello::kBytes + kProofBytes,
          "whoever sent a proof is admitted or shown out");
 
   const auto accepted = setting.links->take_accepted();
   ensure(accepted.empty() || proven, "only a right proof opens the door");
-  for (const auto& [from, fd] : accepted) ensure(from > 0 && from < kRanks, "a peer is a rank");
+  for (const Connection& connection : accepted)
+    ensure(connection.peer() > 0 && connection.peer() < kRanks, "a peer is a rank");
   ensure(!setting.links->abort_flag().raised(), "a stranger never ends the group");
 }

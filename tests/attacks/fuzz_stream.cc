@@ -40,9 +40,9 @@ QCOLL_FUZZ_TARGET(stream) {
   const std::vector<std::byte> bytes = messages(expected, in);
   const Deadline deadline(5s);
   {
-    const Fd peer = meshes[1]->connect(0, deadline);
+    const transport::Connection peer = meshes[1]->connect(0, deadline);
     if (!bytes.empty())
-      ensure(::send(peer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+      ensure(::send(peer.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
                  static_cast<ssize_t>(bytes.size()),
              "a socket takes the messages");
   }

@@ -34,11 +34,13 @@ struct Transport {
   const char* name;
   bool real;    // processes' transports, here between threads
   bool mapped;  // ranks share memory
+  bool encrypted = false;
 };
 const std::vector<Transport> kTransports{{"loopback, in place", false, true},
                                          {"loopback, streams", false, false},
                                          {"shared memory", true, true},
-                                         {"TCP", true, false}};
+                                         {"TCP", true, false},
+                                         {"TLS", true, false, true}};
 
 // Calls rank_main(mesh) on a thread for each rank.
 void with_meshes(const Transport& transport, int size,
@@ -52,7 +54,10 @@ void with_meshes(const Transport& transport, int size,
   test::run_ranks(size, [&](int rank) {
     const Deadline deadline(20s);
     NetMesh mesh(store, rank, size,
-                 {.node = "one", .agreement = "", .share_memory = transport.mapped},
+                 {.node = "one",
+                  .agreement = "",
+                  .share_memory = transport.mapped,
+                  .encrypt = transport.encrypted},
                  std::make_shared<OperationLog>(), deadline);
     mesh.share_memory(store, kMemory, deadline);
     rank_main(mesh);
@@ -282,7 +287,7 @@ TEST_CASE("messages beyond the schedule are an error before their slots get othe
       std::atomic<bool> done{false};
       with_meshes(transport, 3, [&](Mesh& mesh) {
         if (mesh.rank() == 0) {  // one message that is expected, and one that is not
-          const Fd stream = mesh.connect(1, Deadline(5s));
+          Connection stream = mesh.connect(1, Deadline(5s));
           std::vector<std::byte> message(wire::Header::kBytes + 16);
           for (const std::uint32_t chunk : {0u, 1u}) {
             wire::write_header({.envelope = envelope(1),
@@ -293,7 +298,7 @@ TEST_CASE("messages beyond the schedule are an error before their slots get othe
                                 .payload_bytes = 16},
                                message.data());
             const std::size_t bytes = message.size() - chunk * missing;
-            REQUIRE_EQ(::send(stream.get(), message.data(), bytes, 0), static_cast<ssize_t>(bytes));
+            REQUIRE_EQ(stream.send(ConstBytes(message).first(bytes)), bytes);
           }
           sent = true;
           while (!done) std::this_thread::sleep_for(1ms);
@@ -370,7 +375,7 @@ TEST_CASE("a connection that breaks in the middle of a message is an error that 
   wire::write_header({.envelope = envelope(1), .codec = {}, .payload_bytes = 136}, message.data());
   REQUIRE_EQ(::send(ends[1], message.data(), 150, 0), 150);
   ::close(ends[1]);
-  ReceiveStream stream(Fd(ends[0]), 9);
+  ReceiveStream stream(Connection(Fd(ends[0]), 9));
   REQUIRE_NE(stream.header(), nullptr);
   std::vector<std::byte> slot(200);
   stream.accept(slot.data());

@@ -19,6 +19,7 @@ namespace {
 struct Setup {
   std::string nodes = "01";
   bool share_memory = true;
+  bool encrypt = false;
   Clock::duration timeout = 30s;
 };
 
@@ -30,6 +31,7 @@ comm::GroupConfig config_of(const Setup& setup, int rank) {
           .node = "node" + std::to_string(nodes[rank]),
           .agreement = "",
           .share_memory = setup.share_memory,
+          .encrypt = setup.encrypt,
           .timeout = setup.timeout};
 }
 
@@ -65,10 +67,12 @@ bool gather_works(comm::Group& group, std::size_t count, bool inline_if_idle,
 
 TEST_CASE("groups form over shared memory and TCP and gather") {
   for (const std::string nodes : {"0", "00", "01", "0011", "010", "00112"})
-    for (const bool share_memory : {true, false}) {
+    for (const auto [share_memory, encrypt] :
+         {std::pair(true, false), std::pair(false, false), std::pair(true, true)}) {
       CAPTURE(nodes);
+      CAPTURE(encrypt);
       test::MapStore store;
-      const Setup setup{.nodes = nodes, .share_memory = share_memory};
+      const Setup setup{.nodes = nodes, .share_memory = share_memory, .encrypt = encrypt};
       const int size = static_cast<int>(nodes.size());
       test::run_ranks(size, [&](int rank) {
         comm::Group group(store, config_of(setup, rank));

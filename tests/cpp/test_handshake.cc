@@ -56,7 +56,7 @@ struct Listening {
     }
     return false;
   }
-  std::vector<std::pair<Rank, Fd>> wait_for_stream() {
+  std::vector<Connection> wait_for_stream() {
     for (int i = 0; i < 200; ++i) {
       auto accepted = links->take_accepted();
       if (!accepted.empty()) return accepted;
@@ -119,7 +119,7 @@ TEST_CASE("a rank that knows the secret gets its stream through") {
   shake_hands_as_dialler(fd.get(), hello_to(0), listening.secret, Deadline(5s), listening.abort);
   const auto accepted = listening.wait_for_stream();
   REQUIRE_EQ(accepted.size(), 1);
-  CHECK_EQ(accepted[0].first, 1);
+  CHECK_EQ(accepted[0].peer(), 1);
 }
 
 TEST_CASE("strangers are dropped and harm nobody") {

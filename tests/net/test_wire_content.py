@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ import socket, struct, sys
 tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
 tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
 tap.bind(("eth0", 0))
-print("ready", flush=True)
 with open(sys.argv[1], "wb", buffering=0) as out:
+    print("ready", flush=True)
     while True:
         frame = tap.recv(1 << 17)
         out.write(struct.pack("<I", len(frame)) + frame)
@@ -84,14 +85,16 @@ def streams(capture: Path) -> dict[Flow, bytes]:
     return flows
 
 
-def capture_of(hosts: Hosts, host: int, pool: RankPool, file: Path) -> dict[Flow, bytes]:
-    """What passes ``host`` during one gather."""
+def capture_of(
+    hosts: Hosts, host: int, pool: RankPool, file: Path, function: Callable[[], None] = gather
+) -> dict[Flow, bytes]:
+    """What passes ``host`` during one call, by default a gather."""
     command = [*hosts.command_prefix(host), sys.executable, "-c", _CAPTURE, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tap:
         assert tap.stdout is not None
         assert tap.stdout.readline() == "ready\n"
         try:
-            pool.run(gather, backend="qcoll")
+            pool.run(function, backend="qcoll")
             size = -1
             deadline = time.monotonic() + 10
             while size != file.stat().st_size and time.monotonic() < deadline:
@@ -122,3 +125,33 @@ def test_encoded_bytes_are_forwarded_unchanged(tmp_path: Path) -> None:
             assert times(text[:64], flow) == 0, f"values as they are between {flow}"
     others = set(flows) - {arriving, leaving}
     assert all(times(e, flow) == 0 for e in encoded for flow in others)
+
+
+PATTERN = b"nobody outside may read this"
+
+
+def verbs_with_a_pattern() -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    text = torch.frombuffer(bytearray(PATTERN * 1000), dtype=torch.uint8)
+    dist.broadcast(text.clone(), src=1)
+    dist.gather(text, [torch.empty_like(text) for _ in range(world)] if rank == 1 else None, dst=1)
+    dist.all_gather([torch.empty_like(text) for _ in range(world)], text)
+    gather()
+
+
+@pytest.mark.parametrize("encrypt", ["0", "native", "1"])
+def test_encrypted_groups_show_nothing(tmp_path: Path, encrypt: str) -> None:
+    env = {"QCOLL_ENCRYPT": encrypt}
+    with Hosts(2) as hosts, RankPool(2, [1, 1], hosts=hosts, env=env) as pool:
+        pool.run(verbs_with_a_pattern, backend="qcoll")
+        flows = capture_of(hosts, 1, pool, tmp_path / "frames", verbs_with_a_pattern)
+    seen = b"".join(flows.values())
+    texts = seen.count(PATTERN)
+    codes = sum(seen.count(bytes(qcoll.encode(shard(r), CODEC).numpy())[:4000]) for r in range(2))
+    assert len(seen) > 4 * 1000 * len(PATTERN)  # it did pass
+    if encrypt == "0":
+        assert texts >= 4 * 900
+        assert codes == 2
+    else:
+        assert codes == 0
+        assert (texts == 0) == (encrypt == "1")  # gloo's broadcast and gather

@@ -22,8 +22,10 @@ Group::Group(transport::Rendezvous& store, const GroupConfig& config)
   if (!config.agreement.empty()) agreement += "; " + config.agreement;
   mesh_ = std::make_unique<transport::NetMesh>(
       store, config.rank, config.size,
-      transport::NetOptions{
-          .node = config.node, .agreement = agreement, .share_memory = config.share_memory},
+      transport::NetOptions{.node = config.node,
+                            .agreement = agreement,
+                            .share_memory = config.share_memory,
+                            .encrypt = config.encrypt},
       log_, deadline);
   node_labels_ = mesh_->node_labels();
   topo::Topology topology(config.rank, node_labels_);

@@ -28,6 +28,7 @@ struct GroupConfig {
   std::string node;       // label of this rank's node; empty: host name and boot id
   std::string agreement;  // further "key=value; ..." that all ranks must share
   bool share_memory = true;
+  bool encrypt = false;        // what the engine and the control links send over TCP
   std::string dump_directory;  // for the flight record; empty: none is written
   Clock::duration timeout = std::chrono::minutes(30);
 };

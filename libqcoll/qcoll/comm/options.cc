@@ -23,8 +23,8 @@ constexpr std::array<std::string_view, 8> kKeys = {
 constexpr std::size_t kMaxCommonBlock = 32 * 1024;
 
 // Read elsewhere: at import, when a group is formed, when the codec's kernels are chosen.
-constexpr std::array<std::string_view, 6> kOtherVariables = {
-    "QCOLL_DEFAULT", "QCOLL_DUMP", "QCOLL_FORCE_ISA",
+constexpr std::array<std::string_view, 7> kOtherVariables = {
+    "QCOLL_DEFAULT", "QCOLL_DUMP", "QCOLL_ENCRYPT",      "QCOLL_FORCE_ISA",
     "QCOLL_NODE",    "QCOLL_SHM",  "QCOLL_SOCKET_IFNAME"};
 
 std::string variable_of(std::string_view key) {

@@ -119,7 +119,7 @@ void ControlPlane::serve() {
     const bool resting = Clock::now() < accept_again_;
     const short listen_for = resting ? 0 : POLLIN;
     std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}, {listener_.fd.get(), listen_for, 0}};
-    for (const Guest& guest : guests_) entries.push_back({guest.fd.get(), POLLIN, 0});
+    for (const Guest& guest : guests_) entries.push_back({guest.fd(), POLLIN, 0});
     const std::size_t first_link = entries.size();
     const auto members = groups();
     std::vector<std::size_t> ends;
@@ -136,7 +136,7 @@ void ControlPlane::serve() {
     }
     for (std::size_t i = guests_.size(); i-- > 0;) {
       const bool heard = entries[2 + i].revents != 0;
-      if ((heard && !hear(guests_[i])) || Clock::now() > guests_[i].until)
+      if ((heard && !guests_[i].hear(find_)) || guests_[i].overdue(Clock::now()))
         guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(i));
     }
     if (entries[1].revents != 0) accept_guests();
@@ -162,12 +162,10 @@ void ControlPlane::accept_guests() {
     }
     if (guests_.size() >= kMaxGuests) make_room();
     set_low_latency(fd.get());
-    Guest guest;
-    guest.fd = std::move(fd);
-    guest.until = Clock::now() + kGuestPatience;
+    Guest guest(std::move(fd), Clock::now() + kGuestPatience);
     // Its hello has usually come: a peer of the group is known at once, however many strangers
     // wait.
-    if (hear(guest)) guests_.push_back(std::move(guest));
+    if (guest.hear(find_)) guests_.push_back(std::move(guest));
   }
 }
 
@@ -177,58 +175,15 @@ bool ControlPlane::make_room() {
     guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(i));
   };
   for (std::size_t i = 0; i < guests_.size(); ++i) {
-    if (guests_[i].hello) continue;
-    const bool stays = hear(guests_[i]);  // a last time
-    if (stays && guests_[i].hello) continue;
+    if (guests_[i].named()) continue;
+    const bool stays = guests_[i].hear(find_);  // a last time
+    if (stays && guests_[i].named()) continue;
     leave(i);
     return true;
   }
   if (guests_.empty()) return false;
   leave(0);
   return true;
-}
-
-bool ControlPlane::hear(Guest& guest) {
-  for (;;) {
-    const std::size_t wanted = guest.hello ? Hello::kBytes + kProofBytes : Hello::kBytes;
-    std::byte buffer[Hello::kBytes + kProofBytes];
-    const ssize_t got =
-        ::recv(guest.fd.get(), buffer, wanted - guest.received.size(), MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-    if (got <= 0) return false;
-    guest.received.insert(guest.received.end(), buffer, buffer + got);
-    if (guest.received.size() < wanted) continue;
-    if (guest.hello) {
-      admit(guest);
-      return false;
-    }
-    if (!challenge(guest)) return false;
-  }
-}
-
-bool ControlPlane::challenge(Guest& guest) {
-  guest.hello = parse_hello(guest.received);
-  if (!guest.hello) return false;
-  const auto group = find(*guest.hello);
-  if (!group) return false;
-  wire::fill_random(guest.nonce);
-  const wire::Mac mac = listener_mac(group->secret(), guest.received, guest.nonce);
-  std::vector<std::byte> message(guest.nonce.begin(), guest.nonce.end());
-  message.insert(message.end(), mac.begin(), mac.end());
-  // A fresh connection takes 48 bytes at once, or it is not worth keeping.
-  return ::send(guest.fd.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         static_cast<ssize_t>(message.size());
-}
-
-void ControlPlane::admit(Guest& guest) {
-  const auto group = find(*guest.hello);
-  if (!group) return;
-  const ConstBytes received(guest.received);
-  const wire::Mac expected =
-      dialler_mac(group->secret(), received.first(Hello::kBytes), guest.nonce);
-  if (wire::equal_in_constant_time(received.subspan(Hello::kBytes), expected))
-    group->adopt(guest.hello->purpose, guest.hello->from, std::move(guest.fd));
 }
 
 }  // namespace qcoll::transport

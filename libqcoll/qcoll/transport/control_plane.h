@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "qcoll/transport/group_links.h"
-#include "qcoll/transport/handshake.h"
+#include "qcoll/transport/guest.h"
 #include "qcoll/transport/socket.h"
 
 namespace qcoll::transport {
@@ -33,23 +33,11 @@ class ControlPlane {
   void wake() const;  // a group has new links
 
  private:
-  // A connection that has not proven itself yet.
-  struct Guest {
-    Fd fd;
-    std::vector<std::byte> received;
-    std::optional<Hello> hello;
-    wire::Nonce nonce{};
-    Clock::time_point until;
-  };
-
   ControlPlane();
   void run();
   void serve();
   void accept_guests();
-  bool make_room();         // shows out a guest; false: there is none
-  bool hear(Guest& guest);  // false: done with it, admitted or not
-  bool challenge(Guest& guest);
-  void admit(Guest& guest);
+  bool make_room();  // shows out a guest; false: there is none
   std::shared_ptr<GroupLinks> find(const Hello& hello);
   std::vector<std::shared_ptr<GroupLinks>> groups();
 
@@ -60,6 +48,7 @@ class ControlPlane {
   std::mutex mutex_;
   bool stop_ = false;
   std::map<std::pair<std::uint64_t, Rank>, std::shared_ptr<GroupLinks>> groups_;
+  const Guest::Find find_ = [this](const Hello& hello) { return find(hello); };
   std::vector<Guest> guests_;
   Clock::time_point accept_again_;  // the listener is left alone until then
   std::atomic<bool> failed_{false};

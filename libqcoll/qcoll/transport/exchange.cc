@@ -133,7 +133,7 @@ void Exchange::publish(const Slot& slot, std::span<const Rank> readers) {
 void Exchange::send_to(Rank reader, ConstBytes message, std::uint32_t* outstanding) {
   auto stream = senders_.find(reader);
   if (stream == senders_.end())
-    stream = senders_.emplace(reader, SendStream(mesh_.connect(reader, *deadline_), reader)).first;
+    stream = senders_.emplace(reader, SendStream(mesh_.connect(reader, *deadline_))).first;
   stream->second.enqueue(message, outstanding);
   stream->second.push(trace_);
 }

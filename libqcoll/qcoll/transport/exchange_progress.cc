@@ -14,8 +14,9 @@ constexpr auto kProbeEvery = std::chrono::seconds(1);
 
 bool Exchange::progress() {
   bool any = false;
-  for (auto& [peer, fd] : mesh_.take_accepted()) {
-    receivers_.insert_or_assign(peer, Incoming{ReceiveStream(std::move(fd), peer)});
+  for (Connection& connection : mesh_.take_accepted()) {
+    const Rank peer = connection.peer();
+    receivers_.insert_or_assign(peer, Incoming{ReceiveStream(std::move(connection))});
     any = true;
   }
   for (auto& [peer, stream] : senders_)

@@ -1,11 +1,8 @@
 #include "qcoll/transport/group_links.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <thread>
 
 #include "qcoll/base/fork.h"
@@ -40,20 +37,22 @@ std::uint64_t decode_u64(const std::string& raw) {
 }  // namespace
 
 GroupLinks::GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
-                       std::shared_ptr<OperationLog> log, std::shared_ptr<const Bell> bell)
+                       std::shared_ptr<OperationLog> log, std::shared_ptr<const Bell> bell,
+                       bool encrypt)
     : rank_(rank),
       group_(group),
       secret_(secret),
       log_(std::move(log)),
       bell_(std::move(bell)),
+      encrypt_(encrypt),
       links_(size) {}
 
 GroupLinks::~GroupLinks() {
   for (const Link& link : links_)
-    if (link.fd) forget(link.fd.get());
+    if (link.connection) forget(link.connection.fd());
 }
 
-Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
+Connection GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
   const PeerAddress& target = peers_[peer];
   try {
     // A listener under a flood of strangers may show out a guest that it does not know yet.
@@ -61,10 +60,15 @@ Fd GroupLinks::dial(Rank peer, Purpose purpose, const Deadline& deadline) {
     for (int attempt = 1;; ++attempt, pause *= 2) {
       Fd fd = transport::dial(target.addresses, target.port, deadline, abort_);
       try {
-        shake_hands_as_dialler(fd.get(),
-                               {.purpose = purpose, .group = group_, .from = rank_, .to = peer},
-                               secret_, deadline, abort_);
-        return fd;
+        const wire::Secret key = shake_hands_as_dialler(
+            fd.get(), {.purpose = purpose, .group = group_, .from = rank_, .to = peer}, secret_,
+            deadline, abort_);
+        std::unique_ptr<Tls> tls;
+        if (encrypt_) {
+          tls = std::make_unique<Tls>(Tls::Role::kDialler, fd.get(), key);
+          tls->shake(deadline, abort_);
+        }
+        return {std::move(fd), peer, std::move(tls)};
       } catch (const ConnectionLost&) {
         if (attempt == kDialAttempts || abort_.raised()) throw;
         std::this_thread::sleep_for(pause);
@@ -91,7 +95,7 @@ void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& dea
   }
   for (Rank peer = 0; peer < rank_; ++peer) {
     try {
-      adopt(Purpose::kControl, peer, dial(peer, Purpose::kControl, deadline));
+      adopt(Purpose::kControl, dial(peer, Purpose::kControl, deadline));
     } catch (const ConnectionLost&) {
       std::this_thread::sleep_for(kRefusalGrace);  // if it has given up, it is saying why
       check(peer);
@@ -122,11 +126,11 @@ void GroupLinks::connect_all(std::vector<PeerAddress> peers, const Deadline& dea
   abort_.throw_if_raised();
 }
 
-Fd GroupLinks::dial_data(Rank peer, const Deadline& deadline) {
+Connection GroupLinks::dial_data(Rank peer, const Deadline& deadline) {
   return dial(peer, Purpose::kData, deadline);
 }
 
-std::vector<std::pair<Rank, Fd>> GroupLinks::take_accepted() {
+std::vector<Connection> GroupLinks::take_accepted() {
   if (!any_accepted_.load(std::memory_order_acquire)) return {};
   const std::lock_guard lock(mutex_);
   any_accepted_.store(false, std::memory_order_relaxed);
@@ -175,8 +179,9 @@ StallReport GroupLinks::stall_report() {
   if (sequence == 0) return {};
   std::unique_lock lock(mutex_);
   arrived_.wait_for(lock, kAnswerPatience, [&] {
-    return std::all_of(links_.begin(), links_.end(),
-                       [&](const Link& link) { return !link.fd || link.answered == sequence; });
+    return std::all_of(links_.begin(), links_.end(), [&](const Link& link) {
+      return !link.connection || link.answered == sequence;
+    });
   });
   // By how far they are behind: who waits for the last one, in an earlier call, is not to blame.
   std::vector<std::pair<std::uint64_t, Rank>> behind;
@@ -249,20 +254,21 @@ void GroupLinks::handle_release(const std::string& payload) {
   arrived_.notify_all();
 }
 
-bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
+bool GroupLinks::adopt(Purpose purpose, Connection connection) {
+  const Rank from = connection.peer();
   const std::lock_guard lock(mutex_);
   if (from < 0 || from >= static_cast<Rank>(links_.size()) || from == rank_) return false;
   if (purpose == Purpose::kData) {
-    std::erase_if(accepted_, [&](const auto& earlier) { return earlier.first == from; });
-    accepted_.emplace_back(from, std::move(fd));
+    std::erase_if(accepted_, [&](const auto& earlier) { return earlier.peer() == from; });
+    accepted_.push_back(std::move(connection));
     any_accepted_.store(true, std::memory_order_release);
     bell_->ring();
     return true;
   }
   if (links_[from].opened) return false;
-  links_[from].fd = std::move(fd);
+  links_[from].connection = std::move(connection);
   links_[from].opened = true;
-  hide_from_children(links_[from].fd.get());
+  hide_from_children(links_[from].connection.fd());
   arrived_.notify_all();
   return true;
 }
@@ -270,9 +276,9 @@ bool GroupLinks::adopt(Purpose purpose, Rank from, Fd fd) {
 void GroupLinks::append_poll_entries(std::vector<pollfd>& entries) const {
   const std::lock_guard lock(mutex_);
   for (const Link& link : links_)
-    if (link.fd)
-      entries.push_back(
-          {link.fd.get(), static_cast<short>(POLLIN | (link.unsent.empty() ? 0 : POLLOUT)), 0});
+    if (link.connection)
+      entries.push_back({link.connection.fd(),
+                         static_cast<short>(POLLIN | (link.unsent.empty() ? 0 : POLLOUT)), 0});
 }
 
 void GroupLinks::handle_events(int fd, short events) {
@@ -280,7 +286,7 @@ void GroupLinks::handle_events(int fd, short events) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(links_.begin(), links_.end(),
-                                    [&](const Link& link) { return link.fd.get() == fd; });
+                                    [&](const Link& link) { return link.connection.fd() == fd; });
     if (found == links_.end()) return;
     peer = static_cast<Rank>(found - links_.begin());
     if ((events & POLLOUT) != 0) flush(*found);
@@ -290,7 +296,7 @@ void GroupLinks::handle_events(int fd, short events) {
 
 void GroupLinks::post(Rank peer, Message type, const std::string& payload) {
   Link& link = links_[peer];
-  if (!link.fd) return;
+  if (!link.connection) return;
   // A peer that is stopped, or does not read: questions and answers can be lost, news cannot.
   const bool news = type == Message::kAbort || type == Message::kGoodbye;
   if (!news && link.unsent.size() > kMaxUnsent) return;
@@ -307,26 +313,38 @@ void GroupLinks::post(Rank peer, Message type, const std::string& payload) {
 // What the kernel does not take now, the control thread sends when it can. Errors are left to the
 // reading side, which sees the same end.
 void GroupLinks::flush(Link& link) {
-  while (!link.unsent.empty()) {
-    const ssize_t sent =
-        ::send(link.fd.get(), link.unsent.data(), link.unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) {
-      if (errno != EAGAIN && errno != EWOULDBLOCK) link.unsent.clear();
-      return;
+  try {
+    while (!link.unsent.empty()) {
+      const std::size_t sent = link.connection.send(link.unsent);
+      if (sent == 0) return;
+      link.unsent.erase(link.unsent.begin(),
+                        link.unsent.begin() + static_cast<std::ptrdiff_t>(sent));
     }
-    link.unsent.erase(link.unsent.begin(), link.unsent.begin() + sent);
+  } catch (const ConnectionLost&) {
+    link.unsent.clear();
   }
 }
 
+// Only the control thread reads and closes links, but others send on them meanwhile.
+std::size_t GroupLinks::receive_some(Rank peer, Bytes into, std::string& ended) {
+  const std::lock_guard lock(mutex_);
+  try {
+    if (const auto got = links_[peer].connection.receive(into)) return *got;
+    ended = "closed";
+  } catch (const ConnectionLost& error) {
+    ended = error.what();
+  }
+  return 0;
+}
+
 void GroupLinks::read_link(Rank peer) {
-  Link& link = links_[peer];  // only the control thread reads and closes links
+  Link& link = links_[peer];
   std::byte buffer[4096];
   for (;;) {
-    const ssize_t got = ::recv(link.fd.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (got <= 0) return link_ended(peer, got == 0 ? "closed" : std::strerror(errno));
+    std::string ended;
+    const std::size_t got = receive_some(peer, buffer, ended);
+    if (!ended.empty()) return link_ended(peer, ended);
+    if (got == 0) break;
     link.received.insert(link.received.end(), buffer, buffer + got);
     while (link.received.size() >= kFrameHeader) {
       const auto bytes = wire::get<std::uint32_t>(link.received.data());
@@ -407,8 +425,8 @@ void GroupLinks::link_ended(Rank peer, const std::string& why) {
   std::string label;
   {
     const std::lock_guard lock(mutex_);
-    forget(links_[peer].fd.get());
-    links_[peer].fd.reset();
+    forget(links_[peer].connection.fd());
+    links_[peer].connection = {};
     label = peers_.empty() ? "rank " + std::to_string(peer) : peers_[peer].label;
   }
   if (!orderly) abort(TransportError(label + " died (its control link ended: " + why + ")", peer));

@@ -16,8 +16,8 @@
 
 #include "qcoll/base/abort_flag.h"
 #include "qcoll/base/deadline.h"
-#include "qcoll/base/fd.h"
 #include "qcoll/transport/bell.h"
+#include "qcoll/transport/connection.h"
 #include "qcoll/transport/handshake.h"
 #include "qcoll/transport/mesh.h"
 #include "qcoll/transport/operation_log.h"
@@ -36,7 +36,8 @@ struct PeerAddress {
 class GroupLinks {
  public:
   GroupLinks(Rank rank, int size, std::uint64_t group, const wire::Secret& secret,
-             std::shared_ptr<OperationLog> log, std::shared_ptr<const Bell> bell);
+             std::shared_ptr<OperationLog> log, std::shared_ptr<const Bell> bell,
+             bool encrypt = false);
   ~GroupLinks();
   GroupLinks(const GroupLinks&) = delete;
   GroupLinks& operator=(const GroupLinks&) = delete;
@@ -44,6 +45,7 @@ class GroupLinks {
   std::uint64_t group() const { return group_; }
   Rank rank() const { return rank_; }
   const wire::Secret& secret() const { return secret_; }
+  bool encrypts() const { return encrypt_; }
   AbortFlag& abort_flag() { return abort_; }
 
   // Dials all lower ranks and waits for all higher ones. Errors name the rank that is missing.
@@ -51,8 +53,8 @@ class GroupLinks {
   // cause.
   void connect_all(std::vector<PeerAddress> peers, const Deadline& deadline,
                    const std::function<void(Rank)>& check);
-  Fd dial_data(Rank peer, const Deadline& deadline);
-  std::vector<std::pair<Rank, Fd>> take_accepted();
+  Connection dial_data(Rank peer, const Deadline& deadline);
+  std::vector<Connection> take_accepted();
 
   // Raises the abort flag here and, through the links, on every other rank.
   void abort(const TransportError& cause);
@@ -73,7 +75,7 @@ class GroupLinks {
   std::vector<Rank> monitored_barrier(const Deadline& deadline);
 
   // The control thread's part.
-  bool adopt(Purpose purpose, Rank from, Fd fd);
+  bool adopt(Purpose purpose, Connection connection);
   void append_poll_entries(std::vector<pollfd>& entries) const;
   void handle_events(int fd, short events);
 
@@ -88,7 +90,7 @@ class GroupLinks {
     kRelease = 7,  // from it, by rank 0
   };
   struct Link {
-    Fd fd;
+    Connection connection;
     bool opened = false;  // even if it ended since
     std::vector<std::byte> received;
     std::vector<std::byte> unsent;
@@ -100,11 +102,12 @@ class GroupLinks {
     std::atomic<bool> departed{false};
   };
 
-  Fd dial(Rank peer, Purpose purpose, const Deadline& deadline);
+  Connection dial(Rank peer, Purpose purpose, const Deadline& deadline);
   void post_abort(const TransportError& cause);
   void post(Rank peer, Message type, const std::string& payload);  // mutex_ held
   void flush(Link& link);                                          // mutex_ held
   void read_link(Rank peer);
+  std::size_t receive_some(Rank peer, Bytes into, std::string& ended);
   void handle_message(Rank peer, Message type, const std::string& payload);
   void handle_answer(Rank peer, const std::string& payload);
   void compare(Rank peer, std::uint64_t sequence, const std::string& theirs);
@@ -119,6 +122,7 @@ class GroupLinks {
   // Shared: the control thread may hold these links a moment longer than the group lives.
   const std::shared_ptr<OperationLog> log_;
   const std::shared_ptr<const Bell> bell_;
+  const bool encrypt_;
   AbortFlag abort_;
   std::atomic<bool> left_{false};
 
@@ -126,7 +130,7 @@ class GroupLinks {
   std::condition_variable arrived_;
   std::vector<PeerAddress> peers_;
   std::vector<Link> links_;
-  std::vector<std::pair<Rank, Fd>> accepted_;
+  std::vector<Connection> accepted_;
   std::atomic<bool> any_accepted_{false};
 
   std::mutex barrier_mutex_;  // one at a time

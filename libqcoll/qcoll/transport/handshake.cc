@@ -60,8 +60,13 @@ wire::Mac dialler_mac(const wire::Secret& secret, ConstBytes hello, const wire::
   return mac_of('D', secret, hello, nonce);
 }
 
-void shake_hands_as_dialler(int fd, Hello hello, const wire::Secret& secret,
-                            const Deadline& deadline, const AbortFlag& abort) {
+wire::Secret connection_key(const wire::Secret& secret, ConstBytes hello,
+                            const wire::Nonce& nonce) {
+  return mac_of('K', secret, hello, nonce);
+}
+
+wire::Secret shake_hands_as_dialler(int fd, Hello hello, const wire::Secret& secret,
+                                    const Deadline& deadline, const AbortFlag& abort) {
   wire::fill_random(hello.nonce);
   const auto raw = serialize(hello);
   send_all(fd, raw, deadline, abort);
@@ -75,6 +80,7 @@ void shake_hands_as_dialler(int fd, Hello hello, const wire::Secret& secret,
         "the process that listens there does not know the group's secret; is it "
         "of another job?");
   send_all(fd, dialler_mac(secret, raw, nonce), deadline, abort);
+  return connection_key(secret, raw, nonce);
 }
 
 }  // namespace qcoll::transport

@@ -42,8 +42,12 @@ std::optional<Hello> parse_hello(ConstBytes raw);  // nothing when it is not a h
 wire::Mac listener_mac(const wire::Secret& secret, ConstBytes hello, const wire::Nonce& nonce);
 wire::Mac dialler_mac(const wire::Secret& secret, ConstBytes hello, const wire::Nonce& nonce);
 
-// The dialler's half, blocking. Throws TransportError when the listener cannot prove itself.
-void shake_hands_as_dialler(int fd, Hello hello, const wire::Secret& secret,
-                            const Deadline& deadline, const AbortFlag& abort);
+// The key of this one connection, for its encryption.
+wire::Secret connection_key(const wire::Secret& secret, ConstBytes hello, const wire::Nonce& nonce);
+
+// The dialler's half, blocking; returns the connection's key. Throws TransportError when the
+// listener cannot prove itself.
+wire::Secret shake_hands_as_dialler(int fd, Hello hello, const wire::Secret& secret,
+                                    const Deadline& deadline, const AbortFlag& abort);
 
 }  // namespace qcoll::transport

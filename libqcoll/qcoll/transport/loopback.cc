@@ -16,7 +16,7 @@ struct Fabric {
     Bell bell;
     std::vector<Rank> neighbours;
     std::mutex mutex;
-    std::vector<std::pair<Rank, Fd>> accepted;
+    std::vector<Connection> accepted;
   };
 
   explicit Fabric(std::size_t size) : endpoints(size) {}
@@ -45,7 +45,7 @@ class Loopback final : public Mesh {
   int bell_fd() const override { return self().bell.listen_fd(); }
   void quiet_bell() override { self().bell.quiet(); }
 
-  Fd connect(Rank peer, const Deadline&) override {
+  Connection connect(Rank peer, const Deadline&) override {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0)
       throw TransportError(system_error_text("socketpair", errno));
@@ -54,12 +54,12 @@ class Loopback final : public Mesh {
     auto& other = fabric_->endpoints[peer];
     {
       const std::lock_guard lock(other.mutex);
-      other.accepted.emplace_back(rank_, Fd(ends[1]));
+      other.accepted.emplace_back(Fd(ends[1]), rank_);
     }
     other.bell.ring();
-    return Fd(ends[0]);
+    return {Fd(ends[0]), peer};
   }
-  std::vector<std::pair<Rank, Fd>> take_accepted() override {
+  std::vector<Connection> take_accepted() override {
     const std::lock_guard lock(self().mutex);
     return std::exchange(self().accepted, {});
   }

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "qcoll/base/abort_flag.h"
 #include "qcoll/base/deadline.h"
-#include "qcoll/base/fd.h"
 #include "qcoll/base/types.h"
+#include "qcoll/transport/connection.h"
 #include "qcoll/transport/memory.h"
 
 namespace qcoll::transport {
@@ -38,10 +37,10 @@ class Mesh {
   virtual int bell_fd() const = 0;  // readable when somebody rang
   virtual void quiet_bell() = 0;
 
-  // Opens the stream that carries messages from this rank to `peer`; authenticated, non-blocking.
-  virtual Fd connect(Rank peer, const Deadline& deadline) = 0;
+  // Opens the stream that carries messages from this rank to `peer`; authenticated.
+  virtual Connection connect(Rank peer, const Deadline& deadline) = 0;
   // Streams that peers opened to this rank since the last call. The bell rings for new ones.
-  virtual std::vector<std::pair<Rank, Fd>> take_accepted() = 0;
+  virtual std::vector<Connection> take_accepted() = 0;
 
   virtual AbortFlag& abort_flag() = 0;
   virtual bool departed(Rank peer) const = 0;  // left the group in an orderly way

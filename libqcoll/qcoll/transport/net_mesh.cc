@@ -46,8 +46,8 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
       plane_(ControlPlane::shared()),
       share_memory_(options.share_memory) {
   GroupSecret secret = share_secret(store, rank, size, deadline);
-  links_ =
-      std::make_shared<GroupLinks>(rank, size, secret.group, secret.secret, std::move(log), bell_);
+  links_ = std::make_shared<GroupLinks>(rank, size, secret.group, secret.secret, std::move(log),
+                                        bell_, options.encrypt);
   // Before the address is published: a peer may dial as soon as it is.
   plane_->add(links_);
   try {
@@ -174,7 +174,7 @@ Memory& NetMesh::memory_of(Rank peer) {
   return peer == rank_ ? *memory_ : *attached_.at(peer).memory;
 }
 
-Fd NetMesh::connect(Rank peer, const Deadline& deadline) {
+Connection NetMesh::connect(Rank peer, const Deadline& deadline) {
   return links_->dial_data(peer, deadline);
 }
 

@@ -20,6 +20,7 @@ struct NetOptions {
   std::string node;       // label; empty: host name and boot id
   std::string agreement;  // see Identity
   bool share_memory = true;
+  bool encrypt = false;  // TCP; the same on all ranks
 };
 
 class NetMesh final : public Mesh {
@@ -47,8 +48,8 @@ class NetMesh final : public Mesh {
   void ring(Rank peer) override { attached_.at(peer).bell.ring(); }
   int bell_fd() const override { return bell_->listen_fd(); }
   void quiet_bell() override { bell_->quiet(); }
-  Fd connect(Rank peer, const Deadline& deadline) override;
-  std::vector<std::pair<Rank, Fd>> take_accepted() override { return links_->take_accepted(); }
+  Connection connect(Rank peer, const Deadline& deadline) override;
+  std::vector<Connection> take_accepted() override { return links_->take_accepted(); }
   AbortFlag& abort_flag() override { return links_->abort_flag(); }
   bool departed(Rank peer) const override { return links_->departed(peer); }
   bool may_spin() const override { return may_spin_; }

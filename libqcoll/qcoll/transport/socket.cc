@@ -40,17 +40,6 @@ bool link_local(const sockaddr_storage& storage) {
          IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
 }
 
-// Waits until fd is ready for `events`; false when the deadline passed.
-bool wait_ready(int fd, short events, const Deadline& deadline, const AbortFlag& abort) {
-  for (;;) {
-    abort.throw_if_raised();
-    pollfd fds[2] = {{fd, events, 0}, {abort.fd(), POLLIN, 0}};
-    const int ready = ::poll(fds, 2, deadline.poll_milliseconds(std::chrono::seconds(1)));
-    if (ready > 0 && fds[0].revents != 0) return true;
-    if (deadline.passed()) return false;
-  }
-}
-
 // What this host lacks, not the other.
 bool lacks_resources(int error_number) {
   return error_number == EMFILE || error_number == ENFILE || error_number == ENOBUFS ||
@@ -209,6 +198,16 @@ Fd dial(const std::vector<Address>& addresses, std::uint16_t port, const Deadlin
 void set_low_latency(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+bool wait_ready(int fd, short events, const Deadline& deadline, const AbortFlag& abort) {
+  for (;;) {
+    abort.throw_if_raised();
+    pollfd fds[2] = {{fd, events, 0}, {abort.fd(), POLLIN, 0}};
+    const int ready = ::poll(fds, 2, deadline.poll_milliseconds(std::chrono::seconds(1)));
+    if (ready > 0 && fds[0].revents != 0) return true;
+    if (deadline.passed()) return false;
+  }
 }
 
 void send_all(int fd, ConstBytes bytes, const Deadline& deadline, const AbortFlag& abort) {

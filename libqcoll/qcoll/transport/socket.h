@@ -50,6 +50,9 @@ Fd dial(const std::vector<Address>& addresses, std::uint16_t port, const Deadlin
 
 void set_low_latency(int fd);
 
+// Waits for `events` of poll; false at the deadline.
+bool wait_ready(int fd, short events, const Deadline& deadline, const AbortFlag& abort);
+
 // Whole buffers over a non-blocking socket, for handshakes.
 void send_all(int fd, ConstBytes bytes, const Deadline& deadline, const AbortFlag& abort);
 void receive_all(int fd, Bytes bytes, const Deadline& deadline, const AbortFlag& abort);

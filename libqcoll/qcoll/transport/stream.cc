@@ -1,8 +1,5 @@
 #include "qcoll/transport/stream.h"
 
-#include <sys/socket.h>
-
-#include <cerrno>
 #include <cstring>
 
 #include "qcoll/base/error.h"
@@ -26,20 +23,15 @@ bool SendStream::push(Trace* trace) {
   bool progress = false;
   while (!queue_.empty()) {
     Item& item = queue_.front();
-    const ssize_t sent = ::send(fd_.get(), item.rest.data(), item.rest.size(), MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      throw ConnectionLost(system_error_text("sending to rank " + std::to_string(peer_), errno),
-                           peer_);
-    }
+    const std::size_t sent = connection_.send(item.rest);
+    if (sent == 0) break;
     progress = true;
-    item.rest = item.rest.subspan(static_cast<std::size_t>(sent));
+    item.rest = item.rest.subspan(sent);
     if (!item.rest.empty()) break;  // a short write: the kernel's buffer is full
     if (trace != nullptr) {
       const wire::Header header = wire::parse_header(item.message.data());
       trace->record(
-          {TraceEvent::Kind::kSend, peer_, header.tag, header.chunk, item.enqueued, Clock::now()});
+          {TraceEvent::Kind::kSend, peer(), header.tag, header.chunk, item.enqueued, Clock::now()});
     }
     --*item.outstanding;
     queue_.pop_front();
@@ -48,21 +40,14 @@ bool SendStream::push(Trace* trace) {
 }
 
 std::size_t ReceiveStream::read_some(std::byte* into, std::size_t bytes) {
-  for (;;) {
-    const ssize_t got = ::recv(fd_.get(), into, bytes, 0);
-    if (got > 0) return static_cast<std::size_t>(got);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-    if (got == 0 && raw_bytes_ == 0) {
-      ended_ = true;
-      return 0;
-    }
+  const auto got = connection_.receive({into, bytes});
+  if (got) return *got;
+  if (raw_bytes_ > 0)
     throw ConnectionLost(
-        got == 0
-            ? "rank " + std::to_string(peer_) + " closed the connection in the middle of a message"
-            : system_error_text("receiving from rank " + std::to_string(peer_), errno),
-        peer_);
-  }
+        "rank " + std::to_string(peer()) + " closed the connection in the middle of a message",
+        peer());
+  ended_ = true;
+  return 0;
 }
 
 const wire::Header* ReceiveStream::header() {
@@ -71,7 +56,7 @@ const wire::Header* ReceiveStream::header() {
     if (got == 0) return nullptr;
     raw_bytes_ += got;
   }
-  if (!header_) header_ = parse_header_of(peer_, raw_.data());
+  if (!header_) header_ = parse_header_of(peer(), raw_.data());
   return &*header_;
 }
 

@@ -8,9 +8,9 @@
 #include <deque>
 #include <optional>
 
-#include "qcoll/base/fd.h"
 #include "qcoll/base/trace.h"
 #include "qcoll/base/types.h"
+#include "qcoll/transport/connection.h"
 #include "qcoll/wire/header.h"
 
 namespace qcoll::transport {
@@ -20,7 +20,7 @@ wire::Header parse_header_of(Rank peer, const std::byte* raw);
 
 class SendStream {
  public:
-  SendStream(Fd fd, Rank peer) : fd_(std::move(fd)), peer_(peer) {}
+  explicit SendStream(Connection connection) : connection_(std::move(connection)) {}
 
   // The message must stay in place until `outstanding` is decremented, which happens when the
   // kernel has taken its last byte.
@@ -29,8 +29,8 @@ class SendStream {
   bool push(Trace* trace = nullptr);
 
   bool idle() const { return queue_.empty(); }
-  int fd() const { return fd_.get(); }
-  Rank peer() const { return peer_; }
+  int fd() const { return connection_.fd(); }
+  Rank peer() const { return connection_.peer(); }
 
  private:
   struct Item {
@@ -39,14 +39,13 @@ class SendStream {
     std::uint32_t* outstanding;
     Clock::time_point enqueued;
   };
-  Fd fd_;
-  Rank peer_;
+  Connection connection_;
   std::deque<Item> queue_;
 };
 
 class ReceiveStream {
  public:
-  ReceiveStream(Fd fd, Rank peer) : fd_(std::move(fd)), peer_(peer) {}
+  explicit ReceiveStream(Connection connection) : connection_(std::move(connection)) {}
 
   // Reads until the next message's header is complete; returns it, or null when more bytes must
   // come first. Stays at this message until accept() and fill().
@@ -62,14 +61,13 @@ class ReceiveStream {
   // False while a complete header waits for its place, and after the end: poll would not sleep.
   bool wants_bytes() const { return !ended_ && (accepted() || !header_); }
   bool ended() const { return ended_; }  // the peer closed, between messages
-  int fd() const { return fd_.get(); }
-  Rank peer() const { return peer_; }
+  int fd() const { return connection_.fd(); }
+  Rank peer() const { return connection_.peer(); }
 
  private:
   std::size_t read_some(std::byte* into, std::size_t bytes);
 
-  Fd fd_;
-  Rank peer_;
+  Connection connection_;
   std::array<std::byte, wire::Header::kBytes> raw_{};
   std::size_t raw_bytes_ = 0;
   std::optional<wire::Header> header_;
