@@ -62,7 +62,7 @@ $(VENV)/.system: scripts/system_packages.sh
 
 $(VENV)/.python: $(VENV)/.system pyproject.toml
 	$(BIN)/pip install --quiet "$(TORCH)" numpy
-	$(BIN)/pip install --quiet scikit-build-core cmake ninja matplotlib rich
+	$(BIN)/pip install --quiet scikit-build-core cmake ninja matplotlib rich typer
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.python $(SOURCES)

@@ -31,7 +31,7 @@ def _group(encrypt: str) -> dist.ProcessGroup:
     os.environ["QCOLL_ENCRYPT"] = encrypt
     group = dist.new_group(backend="qcoll")
     del os.environ["QCOLL_ENCRYPT"]
-    assert group is not None
+    assert isinstance(group, dist.ProcessGroup)
     return group
 
 

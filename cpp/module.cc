@@ -5,6 +5,7 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "backend.h"
@@ -14,6 +15,7 @@
 #include "qcoll/base/error.h"
 #include "qcoll/codec/codec.h"
 #include "qcoll/transport/roll_call.h"
+#include "qcoll/transport/socket.h"
 #include "thread_policy.h"
 #include "torch_store.h"
 #include "version.h"
@@ -215,6 +217,13 @@ void register_backend(py::module_& m) {
                              [](Backend& backend) { return backend.group().mesh().group(); })
       .def("describe", &describe_group);
   m.def("listening_ports", &listening_ports);
+  m.def("local_addresses", [] {
+    const char* interfaces = std::getenv("QCOLL_SOCKET_IFNAME");
+    std::vector<std::string> texts;
+    for (const auto& address : transport::local_addresses(interfaces ? interfaces : ""))
+      texts.push_back(address.text());
+    return texts;
+  });
   m.def("shutdown_all", &Backend::shutdown_all, py::arg("grace"));
   m.def(
       "refuse_to_join",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from qcoll import _native
 from qcoll._collectives import Op, reduce_op
+from qcoll._mpi_store import store_over_mpi
 from qcoll._register import shutdown_at_exit
 
 if TYPE_CHECKING:
@@ -89,14 +89,7 @@ class Communicator:
         """From an ``mpi4py`` communicator, ``MPI.COMM_WORLD`` or any other. MPI carries only the
         address of a store that its rank 0 opens; all data travels by qcoll."""
         rank, size = comm.Get_rank(), comm.Get_size()
-        if rank == 0:
-            store = TCPStore("0.0.0.0", 0, size, True, timeout, wait_for_workers=False)
-            comm.bcast((socket.gethostname(), _addresses(), store.port), root=0)
-        else:
-            host, addresses, port = comm.bcast(None, root=0)
-            if host == socket.gethostname():
-                addresses = ["127.0.0.1", *addresses]
-            store = _first_that_answers(addresses, port, size, timeout)
+        store = store_over_mpi(comm, timeout)
         return cls(PrefixStore("qcoll-communicator", store), rank, size, options, timeout)
 
     def all_gather(self, output: Array, input: Array, *, codec: str | None = None) -> None:
@@ -163,25 +156,3 @@ class Communicator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _addresses() -> list[str]:
-    """This host's addresses, those that other hosts reach first."""
-    found = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
-    return sorted((str(a) for a in found), key=lambda a: a.startswith("127.") or a == "::1")
-
-
-def _first_that_answers(
-    addresses: Sequence[str], port: int, size: int, timeout: datetime.timedelta
-) -> TCPStore:
-    errors = []
-    for address in addresses:
-        try:
-            socket.create_connection((address, port), timeout=5).close()
-        except OSError as error:
-            errors.append(f"{address}: {error}")
-            continue
-        return TCPStore(address, port, size, False, timeout, wait_for_workers=False)
-    raise ConnectionError(
-        f"qcoll: rank 0's store does not answer on port {port} ({'; '.join(errors)})"
-    )

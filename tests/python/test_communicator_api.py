@@ -188,8 +188,12 @@ def caller_errors() -> None:
         with pytest.raises(ValueError, match="int7"):
             comm.all_reduce(x, codec="int7")
         with pytest.raises(ValueError, match="delegate"):
-            comm.all_reduce(x, op=dist.ReduceOp.MAX)
+            comm.reduce_scatter(np.ones(4), np.ones(4 * world), op="sum")
         np.testing.assert_array_equal(x, np.ones(4 * world, np.float32))
+        # What the engine does not reduce is gathered, and reduced by each rank.
+        ranks = np.arange(3) + comm.rank
+        comm.all_reduce(ranks, op=dist.ReduceOp.MAX)
+        np.testing.assert_array_equal(ranks, np.arange(3) + world - 1)
         # A read-only array and a strided one are fine as input.
         source = np.arange(8.0, dtype=np.float32).reshape(4, 2)
         source.flags.writeable = False

@@ -1,0 +1,5 @@
+"""``python -m qcoll.cli``."""
+
+from qcoll.cli import main
+
+main()
