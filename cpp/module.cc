@@ -10,6 +10,7 @@
 
 #include "backend.h"
 #include "codec_ops.h"
+#include "codec_timing.h"
 #include "delegate_sockets.h"
 #include "options.h"
 #include "qcoll/base/error.h"
@@ -234,6 +235,20 @@ void register_backend(py::module_& m) {
       py::arg("store"), py::arg("rank"), py::arg("reason"), Release());
 }
 
+void register_codec_timer(py::module_& m) {
+  const auto row = py::arg("row");
+  const auto codec = py::arg("codec");
+  const auto repeats = py::arg("repeats");
+  py::class_<CodecTimer>(m, "CodecTimer")
+      .def(py::init<at::Tensor, at::Tensor>(), py::arg("source"), py::arg("output"))
+      .def("copy", &CodecTimer::copy, repeats, Release())
+      .def("add", &CodecTimer::add, repeats, Release())
+      .def("encode", &CodecTimer::encode, row, codec, repeats, Release())
+      .def("decode", &CodecTimer::decode, row, codec, repeats, Release())
+      .def("decode_add", &CodecTimer::decode_add, row, codec, repeats, Release())
+      .def("requantize", &CodecTimer::requantize, row, codec, repeats, Release());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -244,6 +259,7 @@ PYBIND11_MODULE(_C, m) {
   register_errors(m);
   register_options(m);
   register_backend(m);
+  register_codec_timer(m);
   m.def("encode", &encode, py::arg("tensor"), py::arg("codec"), Release());
   m.def(
       "decode",

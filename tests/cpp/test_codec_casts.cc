@@ -188,14 +188,15 @@ TEST_CASE("codec casts: the bf16 codec saturates, it makes no Inf of a finite va
         back.push_back(oracle::saturated_bits(t, v));
       }
       std::vector<std::byte> y(halves.size() * element_bytes(t));
-      row.from_bf16[index_of(t)](halves.data(), halves.size(), y.data());
+      row.from_bf16[index_of(t)](halves.data(), halves.size(), y.data(), codec::Store::kCached);
       CHECK(same(codec_test::get(t, y.data(), halves.size()), back));
     }
     const Elements all = all_halves();
     std::vector<std::uint16_t> same_bits(all.begin(), all.end()), copied(all.size());
     row.to_bf16[index_of(DType::kBF16)](same_bits.data(), all.size(), copied.data());
     CHECK((copied == same_bits));
-    row.from_bf16[index_of(DType::kBF16)](same_bits.data(), all.size(), copied.data());
+    row.from_bf16[index_of(DType::kBF16)](same_bits.data(), all.size(), copied.data(),
+                                          codec::Store::kCached);
     CHECK((copied == same_bits));
     // fp16 fits bf16's range.
     Elements wide;

@@ -178,6 +178,68 @@ TEST_CASE("codec rows: any chunk decodes alike, also one that no encoder writes"
   });
 }
 
+TEST_CASE("codec rows: streamed outputs hold the same bits, and nothing beside them changes") {
+  constexpr std::size_t kMargin = 64;  // a line
+  codec_test::Random random(7);
+  for (const DType t : codec_test::kTypes) {
+    const std::size_t size = element_bytes(t);
+    for (const char* codec : {"int8:32", "int8:256", "int8:4096", "int4:32", "int4:128",
+                              "int4:4096", "bf16", "exact"}) {
+      const CodecSpec spec = wire::parse_codec(codec);
+      for (const std::size_t n : {0,   1,   2,   15,  16,  17,  31,   32,   33,   63,    65,
+                                  127, 255, 256, 257, 511, 513, 1000, 4095, 4129, 20'011}) {
+        const Elements x = codec_test::mixture(t, spec.bits == 4 ? 4 : 8, 128, n, random);
+        const Guarded in(n * size), chunk(wire::chunk_layout(spec, t, n).bytes);
+        const Bytes encoded(chunk.data(), chunk.size());
+        codec_test::put(t, x, in.data());
+        codec::encode(spec, t, in.data(), n, encoded, codec::reference());
+        std::vector<std::byte> expected(n * size);
+        codec::decode(spec, t, encoded, n, expected.data(), codec::reference());
+        for (const codec::Kernels* row : codec::rows())
+          for (std::size_t offset = 0; offset < kMargin; offset += n < 300 ? size : 7 * size) {
+            std::vector<std::byte> memory(n * size + 3 * kMargin, std::byte{0xab});
+            const std::size_t past = reinterpret_cast<std::uintptr_t>(memory.data()) % kMargin;
+            std::byte* const y = memory.data() + kMargin - past + offset;
+            codec::decode(spec, t, encoded, n, y, *row, codec::Store::kStreaming);
+            const auto untouched = [](std::byte b) { return b == std::byte{0xab}; };
+            const bool same = std::equal(expected.begin(), expected.end(), y) &&
+                              std::all_of(memory.data(), y, untouched) &&
+                              std::all_of(y + n * size, memory.data() + memory.size(), untouched);
+            INFO(name(*row, spec, t, n) << " at " << offset);
+            if (!same) CHECK(same);
+          }
+      }
+    }
+  }
+}
+
+TEST_CASE("codec rows: streamed outputs may end where memory does") {
+  codec_test::Random random(8);
+  for_each_type_and_width([&](DType t, int bits) {
+    for (const std::size_t n : {1, 33, 4095, 8193}) {
+      const CodecSpec spec = int_codec(bits, 128);
+      const Elements x = codec_test::mixture(t, bits, 128, n, random);
+      const Guarded in(n * element_bytes(t)), cached(in.size()), streamed(in.size());
+      const Guarded chunk(wire::chunk_layout(spec, t, n).bytes);
+      const Bytes encoded(chunk.data(), chunk.size());
+      codec_test::put(t, x, in.data());
+      codec::encode(spec, t, in.data(), n, encoded);
+      codec::decode(spec, t, encoded, n, cached.data(), codec::reference());
+      for (const codec::Kernels* row : codec::rows()) {
+        codec::decode(spec, t, encoded, n, streamed.data(), *row, codec::Store::kStreaming);
+        INFO(name(*row, spec, t, n));
+        CHECK(streamed.bytes() == cached.bytes());
+      }
+    }
+  });
+}
+
+TEST_CASE("codec rows: only large tensors are streamed") {
+  CHECK(codec::store_for(0) == codec::Store::kCached);
+  CHECK(codec::store_for(codec::kStreamAbove) == codec::Store::kCached);
+  CHECK(codec::store_for(codec::kStreamAbove + 1) == codec::Store::kStreaming);
+}
+
 TEST_CASE("codec rows: casts, sums and stores of any bits and any length") {
   codec_test::Random random(5);
   for (const DType t : codec_test::kTypes) {
@@ -193,7 +255,7 @@ TEST_CASE("codec rows: casts, sums and stores of any bits and any length") {
         const Guarded h(2 * n), y(n * element_bytes(t)), sum(4 * n);
         const auto keep = [&](const Guarded& g) { all.push_back(g.bytes()); };
         row.to_bf16[k](x.data(), n, reinterpret_cast<std::uint16_t*>(h.data())), keep(h);
-        row.from_bf16[k](as_bf16, n, y.data()), keep(y);
+        row.from_bf16[k](as_bf16, n, y.data(), codec::Store::kCached), keep(y);
         row.widen[k](x.data(), n, reinterpret_cast<float*>(sum.data())), keep(sum);
         if (n != 0) std::memcpy(sum.data(), as_f32, 4 * n);
         row.widen_add[k](x.data(), n, reinterpret_cast<float*>(sum.data())), keep(sum);

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "qcoll/base/error.h"
+#include "qcoll/codec/codec.h"
 #include "qcoll/comm/communicator.h"
 #include "qcoll/transport/loopback.h"
 #include "ranks.h"
@@ -213,6 +214,49 @@ TEST_CASE("an fp32 slice gathered in place stays exact where it is, and bf16 doe
                                   {bytes_of(all), bytes_of(all, 5000)}, 5000);
     CHECK(std::memcmp(all.data() + rank * 5000, mine.data(), 5000 * 4) == 0);
   });
+}
+
+TEST_CASE("outputs large enough to be written past the caches") {
+  World world("001", true);
+  const std::size_t count = codec::kStreamAbove / 4 / world.size() + 1001;
+  std::uint64_t sequence = 0;
+  for (const std::string text : {"exact", "int8:256", "int4:64", "bf16"}) {
+    CAPTURE(text);
+    ++sequence;
+    std::vector<std::vector<float>> gathered(world.size()), exchanged(world.size());
+    test::run_ranks(world.size(), [&](int rank) {
+      auto input = random_values(count, 500 + rank);
+      // The first element on no line's boundary, and something to see on both sides.
+      gathered[rank].assign(count * world.size() + 2, -7.0f);
+      exchanged[rank].assign(count * world.size() + 2, -7.0f);
+      std::vector<std::byte*> to_gather, to_exchange;
+      std::vector<const std::byte*> same_for_all;
+      for (int r = 0; r < world.size(); ++r) {
+        to_gather.push_back(bytes_of(gathered[rank], r * count + 1));
+        to_exchange.push_back(bytes_of(exchanged[rank], r * count + 1));
+        same_for_all.push_back(bytes_of(input));
+      }
+      const std::vector<std::size_t> splits(world.size(), count);
+      comm::Communicator& self = *world.ranks[rank];
+      self.all_gather(call_of("all_gather", text, 2 * sequence), bytes_of(input), to_gather, count);
+      self.all_to_all(call_of("all_to_all", text, 2 * sequence + 1), same_for_all, splits,
+                      to_exchange, splits);
+    });
+    for (int r = 0; r < world.size(); ++r) {
+      CHECK(same_bits(gathered[r], gathered[0]));
+      for (const auto& output : {gathered[r], exchanged[r]}) {
+        CHECK(output.front() == -7.0f);
+        CHECK(output.back() == -7.0f);
+        double worst = 0;
+        for (int from = 0; from < world.size(); ++from) {
+          const auto expected = random_values(count, 500 + from);
+          for (std::size_t i = 0; i < count; ++i)
+            worst = std::max(worst, std::abs(double{output[from * count + i + 1]} - expected[i]));
+        }
+        CHECK_LE(worst, text == std::string("exact") ? 0 : tolerance(text, 1.0));
+      }
+    }
+  }
 }
 
 TEST_CASE("the next chunk is encoded while one is on the wire") {

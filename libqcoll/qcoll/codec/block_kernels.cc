@@ -1,9 +1,10 @@
 // One row of the kernel table, compiled once for each instruction set (cmake/isa_variants.cmake).
 // The object exports the table alone: no inline function of a header may be emitted here
 // (tests/cpp/test_symbols.cmake).
-#include "qcoll/codec/block_kernels.inl"
-
 #include "qcoll/codec/codec.h"
+#include "qcoll/codec/decode.inl"
+#include "qcoll/codec/encode.inl"
+#include "qcoll/codec/sums.inl"
 
 #define QCOLL_TEXT_(x) #x
 #define QCOLL_TEXT(x) QCOLL_TEXT_(x)
@@ -29,6 +30,7 @@ const Kernels kernels{
     .store_sum = QCOLL_EACH_TYPE(store_sum),
     .store_mean = QCOLL_EACH_TYPE(store_mean),
     .store_scaled = QCOLL_EACH_TYPE(store_scaled),
+    .stream_copy = stream_copy,
 };
 
 }  // namespace qcoll::codec::QCOLL_ISA

@@ -12,6 +12,19 @@
 
 namespace qcoll::codec {
 
+// How the output is written. The bytes are the same, and once the call has returned they are
+// visible to whoever learns of it.
+enum class Store : std::uint8_t {
+  kCached,     // so that it stays in cache
+  kStreaming,  // past the caches, which takes a third of the traffic away
+};
+
+// A larger output, on its way through the cache that all cores share, leaves it before it is read.
+constexpr std::size_t kStreamAbove = 8 << 20;  // bytes of the whole tensor
+constexpr Store store_for(std::size_t output_bytes) {
+  return output_bytes > kStreamAbove ? Store::kStreaming : Store::kCached;
+}
+
 // One row of the kernel table: the kernels of one instruction set. Arrays are indexed by DType
 // (float32, bfloat16, float16). `x` and `y` need only the alignment of their element type and must
 // not overlap; `block` is a multiple of 32 up to 4096.
@@ -19,7 +32,7 @@ struct Kernels {
   using Encode = std::size_t (*)(const void* x, std::size_t count, std::size_t block, void* payload,
                                  std::uint16_t* scales);
   using Decode = void (*)(const void* payload, const std::uint16_t* scales, std::size_t count,
-                          std::size_t block, void* y);
+                          std::size_t block, void* y, Store store);
   using DecodeAdd = void (*)(const void* payload, const std::uint16_t* scales, std::size_t count,
                              std::size_t block, float* sum);
 
@@ -33,7 +46,7 @@ struct Kernels {
   DecodeAdd add_int4;
   // Casts: to nearest even; NaN stays NaN, Inf stays Inf, a finite value saturates.
   void (*to_bf16[kFloatDTypes])(const void* x, std::size_t count, std::uint16_t* y);
-  void (*from_bf16[kFloatDTypes])(const std::uint16_t* x, std::size_t count, void* y);
+  void (*from_bf16[kFloatDTypes])(const std::uint16_t* x, std::size_t count, void* y, Store store);
   // Sums in fp32. NaN becomes the canonical one; sum and scaled overflow to Inf.
   void (*widen[kFloatDTypes])(const void* x, std::size_t count, float* sum);      // sum = x
   void (*widen_add[kFloatDTypes])(const void* x, std::size_t count, float* sum);  // sum += x
@@ -41,6 +54,7 @@ struct Kernels {
   // y = sum / divisor; a finite mean saturates at the largest finite value of y's type.
   void (*store_mean[kFloatDTypes])(const float* sum, std::size_t count, float divisor, void* y);
   void (*store_scaled[kFloatDTypes])(const float* sum, std::size_t count, float factor, void* y);
+  void (*stream_copy)(const void* x, std::size_t bytes, void* y);  // memcpy by Store::kStreaming
 };
 
 const Kernels& reference();                      // scalar; the definition
@@ -55,7 +69,7 @@ const Kernels& best();
 std::size_t encode(wire::CodecSpec spec, DType dtype, const void* x, std::size_t count,
                    Bytes encoded, const Kernels& kernels = best());
 void decode(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count, void* y,
-            const Kernels& kernels = best());
+            const Kernels& kernels = best(), Store store = Store::kCached);
 // sum[i] += decoded[i]. For kExact `dtype` is the type of the encoded elements.
 void decode_add(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
                 float* sum, const Kernels& kernels = best());

@@ -104,7 +104,7 @@ float decoded(const void* payload, std::size_t i, std::uint16_t scale, std::int3
 
 template <int kBits, DType kType>
 void decode(const void* payload, const std::uint16_t* scales, std::size_t count, std::size_t block,
-            void* y) {
+            void* y, Store) {
   for (std::size_t i = 0; i < count; ++i)
     store<kType>(decoded<kBits>(payload, i, scales[i / block], kMax<kType>), y, i);
 }
@@ -132,7 +132,7 @@ void to_bf16(const void* x, std::size_t count, std::uint16_t* y) {
 }
 
 template <DType kType>
-void from_bf16(const std::uint16_t* x, std::size_t count, void* y) {
+void from_bf16(const std::uint16_t* x, std::size_t count, void* y, Store) {
   if constexpr (kType == DType::kBF16) {
     std::copy_n(x, count, static_cast<std::uint16_t*>(y));
     return;
@@ -171,6 +171,10 @@ void store_scaled(const float* sum, std::size_t count, float factor, void* y) {
     store<kType>(arith::canonical(arith::mul_rn(sum[i], factor)), y, i);
 }
 
+void stream_copy(const void* x, std::size_t bytes, void* y) {
+  std::copy_n(static_cast<const std::byte*>(x), bytes, static_cast<std::byte*>(y));
+}
+
 }  // namespace
 
 const Kernels& reference() {
@@ -190,6 +194,7 @@ const Kernels& reference() {
       .store_sum = {store_sum<k32>, store_sum<kB>, store_sum<kH>},
       .store_mean = {store_mean<k32>, store_mean<kB>, store_mean<kH>},
       .store_scaled = {store_scaled<k32>, store_scaled<kB>, store_scaled<kH>},
+      .stream_copy = stream_copy,
   };
   return kernels;
 }

@@ -124,23 +124,26 @@ std::size_t encode(wire::CodecSpec spec, DType dtype, const void* x, std::size_t
 }
 
 void decode(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count, void* y,
-            const Kernels& kernels) {
+            const Kernels& kernels, Store store) {
   const Chunk<const std::byte> chunk = cut("decode", spec, dtype, count, encoded);
   if (count == 0) return;
   const auto* scales = reinterpret_cast<const std::uint16_t*>(chunk.scales);
   switch (spec.kind) {
     case wire::CodecSpec::Kind::kExact:
-      std::memcpy(y, chunk.payload, chunk.layout.payload_bytes);
+      if (store == Store::kStreaming)
+        kernels.stream_copy(chunk.payload, chunk.layout.payload_bytes, y);
+      else
+        std::memcpy(y, chunk.payload, chunk.layout.payload_bytes);
       return;
     case wire::CodecSpec::Kind::kBf16:
       kernels.from_bf16[index_of(dtype)](reinterpret_cast<const std::uint16_t*>(chunk.payload),
-                                         count, y);
+                                         count, y, store);
       return;
     case wire::CodecSpec::Kind::kInt:
       break;
   }
   const auto& decode_of = spec.bits == 8 ? kernels.decode_int8 : kernels.decode_int4;
-  decode_of[index_of(dtype)](chunk.payload, scales, count, spec.block, y);
+  decode_of[index_of(dtype)](chunk.payload, scales, count, spec.block, y, store);
 }
 
 void decode_add(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,

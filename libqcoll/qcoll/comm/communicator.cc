@@ -130,6 +130,7 @@ void Communicator::all_gather(const Call& call, const std::byte* input,
   lane.inputs.resize(topo_.size());
   lane.inputs[topo_.rank()] = input;
   lane.outputs = std::move(outputs);
+  lane.output_bytes = bytes * topo_.size();
   // An fp32 slice gathered in place is the only copy of master weights: it stays exact.
   const bool only_copy = own_output == input && call.dtype == DType::kF32;
   const auto own =
@@ -163,6 +164,7 @@ void Communicator::all_reduce(const Call& call, Reduction reduction, std::byte* 
   const algo::Slices slices = slices_to_reduce(count, topo_.size(), lane.codecs, lane.chunk);
   lane.outputs = slices_of(data, slices.length * bytes, topo_.size());
   lane.inputs.assign(lane.outputs.begin(), lane.outputs.end());
+  lane.output_bytes = count * bytes;
   const auto sums = accumulators(algo::sums_needed(topo_), lane.chunk);
   run.run(lane, sums, [&](auto& l) { algo::reduce_scatter(l, topo_, slices); });
   const auto own = call.choice.exact() ? algo::OwnSlice::kKeep : algo::OwnSlice::kDecode;
@@ -182,6 +184,7 @@ void Communicator::all_to_all(const Call& call, std::vector<const std::byte*> in
   auto lane = lane_call(call, wire::Collective::kAllToAll, 0);
   lane.inputs = std::move(inputs);
   lane.outputs = std::move(outputs);
+  for (const std::size_t n : from) lane.output_bytes += n * element_bytes(call.dtype);
   const algo::Splits splits{std::move(to), std::move(from), lane.chunk};
   run.run(lane, {}, [&](auto& l) { algo::all_to_all(l, topo_, splits); });
 }

@@ -38,7 +38,8 @@ HostLane::HostLane(transport::Exchange& exchange, const LaneCall& call,
       deadline_(deadline),
       counters_(counters),
       trace_(trace),
-      kernels_(codec::best()) {}
+      kernels_(codec::best()),
+      store_(codec::store_for(call.output_bytes)) {}
 
 void HostLane::open(std::span<const algo::RingPlan> plans) {
   std::vector<transport::RingSpec> specs;
@@ -130,12 +131,16 @@ void HostLane::decode(const Slot& slot, std::size_t part, algo::Piece piece) {
   const Timed timed(*this, counters_.decode_seconds, TraceEvent::Kind::kDecode, slot);
   const auto& [codec, dtype] = slot.ring->encoding;
   codec::decode(codec, dtype, part_of(slot, part, piece.count), piece.count, output(piece),
-                kernels_);
+                kernels_, store_);
 }
 
 void HostLane::copy_own(algo::Piece piece) {
-  if (piece.count > 0 && output(piece) != input(piece))
-    std::memcpy(output(piece), input(piece), piece.count * element_bytes_);
+  if (piece.count == 0 || output(piece) == input(piece)) return;
+  const std::size_t bytes = piece.count * element_bytes_;
+  if (store_ == codec::Store::kStreaming)
+    kernels_.stream_copy(input(piece), bytes, output(piece));
+  else
+    std::memcpy(output(piece), input(piece), bytes);
 }
 
 void HostLane::add_input(algo::SumId sum, algo::Piece piece, bool first) {

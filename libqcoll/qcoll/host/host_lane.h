@@ -25,10 +25,11 @@ struct LaneCall {
   std::vector<wire::CodecSpec> codecs;  // by level, inner first
   std::vector<const std::byte*> inputs;
   std::vector<std::byte*> outputs;
-  std::size_t chunk = 1;    // elements
-  std::uint32_t depth = 1;  // slots of a ring
-  float divisor = 1;        // of ReduceOp::kAvg
-  float factor = 1;         // of ReduceOp::kPremulSum
+  std::size_t output_bytes = 0;  // of all outputs together
+  std::size_t chunk = 1;         // elements
+  std::uint32_t depth = 1;       // slots of a ring
+  float divisor = 1;             // of ReduceOp::kAvg
+  float factor = 1;              // of ReduceOp::kPremulSum
 };
 
 struct LaneCounters {
@@ -91,6 +92,7 @@ class HostLane {
   LaneCounters& counters_;
   Trace* trace_;
   const codec::Kernels& kernels_;
+  const codec::Store store_;  // of outputs
   std::map<std::uint32_t, Ring> encode_rings_;
   std::map<std::pair<Rank, std::uint32_t>, Ring> receive_rings_;
 };

@@ -61,11 +61,13 @@ inline void store_nibbles(Ints q, std::uint8_t* payload) {
                       _mm512_castsi512_si256(_mm512_permutexvar_epi64(order, pairs)));
 }
 
-// The rounded half of each number stays in the upper half of its lane.
+// The rounded half of each number stays in the upper half of its lane. The lower byte of q * s is
+// zero, so the bit that decides ties has room there.
 inline Ints rounded_to_bf16(Floats v) {
   const Ints bits = _mm512_castps_si512(v);
-  const Ints odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const Ints with_odd =
+      _mm512_ternarylogic_epi32(bits, _mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1), 0xf8);
+  return _mm512_add_epi32(with_odd, _mm512_set1_epi32(0x7fff));
 }
 inline void store_bf16(Floats a, Floats b, std::uint16_t* y) {
   const Ints ramp = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,
@@ -171,6 +173,9 @@ inline std::size_t dequantize_vectors(const std::uint8_t* codes, std::size_t n, 
   const Floats s = broadcast(scale);
   const auto values = [&](std::size_t at) { return dequantized(load_codes(codes + at), s); };
   std::size_t i = 0;
+  if constexpr (kType == DType::kF32)
+#pragma GCC unroll 4
+    for (; i + kLanes <= n; i += kLanes) store_f32(values(i), y + i);
   if constexpr (kType == DType::kBF16)
     for (; i + 2 * kLanes <= n; i += 2 * kLanes) store_bf16(values(i), values(i + kLanes), y + i);
   if constexpr (kType == DType::kF16)
