@@ -1,9 +1,13 @@
 // Groups over the real transports: shared memory and TCP between threads of one process, formed
 // through an in-process store.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <future>
+#include <memory>
+#include <thread>
 #include <tuple>
 
 #include "map_store.h"
@@ -194,4 +198,37 @@ TEST_CASE("ranks with different options learn which and whose when the group is 
     CHECK_NE(text.find("65536"), std::string::npos);
     CHECK_NE(text.find("rank 1"), std::string::npos);
   }
+}
+
+TEST_CASE("a group may go as soon as its last call was told, whatever its worker does still") {
+  test::MapStore store;
+  std::promise<void> gone;
+  test::run_ranks(2, [&](int rank) {
+    auto group = std::make_unique<comm::Group>(store, config_of({.nodes = "01"}, rank));
+    std::promise<void> told;
+    group->enqueue(
+        "nothing", false, [](std::uint64_t) {},
+        [&](std::exception_ptr) {
+          told.set_value();
+          std::this_thread::sleep_for(100ms);  // the worker still holds the call
+        });
+    told.get_future().get();
+    if (rank == 0) {
+      group.reset();
+      gone.set_value();
+      return;
+    }
+    gone.get_future().get();
+    std::this_thread::sleep_for(50ms);
+    CHECK_FALSE(group->abort_flag().raised());
+  });
+}
+
+TEST_CASE("ringing for a listener that is gone raises no signal") {
+  auto listener = std::make_unique<transport::Bell>(transport::Bell::create());
+  const auto ringer = transport::Bell::attach(::getpid(), listener->ring_fd());
+  listener.reset();
+  const auto before = ::signal(SIGPIPE, SIG_DFL);
+  for (int i = 0; i < 100000; ++i) ringer.ring();  // more than a pipe holds
+  ::signal(SIGPIPE, before);
 }

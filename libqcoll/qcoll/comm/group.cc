@@ -54,6 +54,7 @@ std::uint64_t Group::enqueue(const std::string& text, bool inline_if_idle, Body 
     // Numbering and queueing are one step: threads that share a group keep one order.
     const std::lock_guard lock(enqueue_mutex_);
     sequence = number(text);
+    ++untold_;
     if (!inline_if_idle || !worker_.try_take_turn()) {
       worker_.submit([this, sequence, body = std::move(body), done = std::move(done)] {
         execute(sequence, body, done);
@@ -83,6 +84,7 @@ void Group::execute(std::uint64_t sequence, const Body& body, const Done& done) 
                         comm_->topology().rank()));
   }
   log_->ended(sequence, error == nullptr);
+  --untold_;
   done(error);
 }
 
@@ -205,15 +207,15 @@ void Group::shutdown(Clock::duration grace) {
   // A forked child holds a copy of everything but the threads; the group is its parent's.
   if (owner_pid_ != ::getpid() || mesh_->links().left()) return;
   const Deadline deadline(grace);
-  const bool idle = worker_.wait_idle_for(grace);
+  worker_.wait_idle_for(grace);
   // After a failure the delegate's calls end only by their own timeouts.
   while (delegated_in_flight() > 0 && !deadline.passed() && !abort_flag().raised())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (!idle || delegated_in_flight() > 0) {
+  // Not whether the worker is idle: it lays a call down a moment after the caller was told.
+  if (untold_ > 0 || delegated_in_flight() > 0)
     abort("rank " + std::to_string(comm_->topology().rank()) +
           " shut the process group down with calls still in flight");
-    worker_.wait_idle();
-  }
+  worker_.wait_idle();
   if (!dump_directory_.empty() && !abort_flag().raised()) dump();
   mesh_->links().leave();
 }

@@ -103,6 +103,7 @@ class Group {
   const std::string dump_directory_;
   std::uint64_t dump_subscription_ = 0;
   std::mutex enqueue_mutex_;
+  std::atomic<int> untold_{0};  // own calls whose `done` has not been told
   std::atomic<int> delegated_{0};
   Worker worker_;
 };

@@ -22,14 +22,15 @@ Bell Bell::create() {
 Bell Bell::attach(int pid, int write_fd) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(write_fd);
   Bell bell;
-  bell.write_ = Fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK));
+  // With a reading end of its own, a ring for a process that has died is no SIGPIPE.
+  bell.write_ = Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (!bell.write_) throw TransportError(system_error_text("open of " + path, errno));
   return bell;
 }
 
 void Bell::ring() const {
   const char byte = 0;
-  // EAGAIN: the pipe is full of rings. EPIPE: the listener is gone, which its control link tells.
+  // EAGAIN: the pipe is full of rings.
   [[maybe_unused]] const auto written = ::write(write_.get(), &byte, 1);
 }
 
