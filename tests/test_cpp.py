@@ -9,6 +9,7 @@ import pytest
 
 BUILD = Path(__file__).parent.parent / "build" / "cmake"
 PROGRAM = BUILD / "tests" / "cpp" / "qcoll_tests"
+PROCESSES = BUILD / "tests" / "cpp" / "qcoll_processes"
 
 
 def _list_cases() -> list[str]:
@@ -41,6 +42,16 @@ def test_cpp(case: str) -> None:
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert "test cases: 0" not in " ".join(result.stdout.split()), f"no case matched {case!r}"
+
+
+@pytest.mark.parametrize("scenario", ["collectives", "forming", "death", "abort", "shutdown"])
+def test_processes(scenario: str) -> None:
+    assert PROCESSES.exists(), f"{PROCESSES} is missing; `make test` builds it"
+    result = subprocess.run(
+        [PROCESSES, scenario], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr[-8000:]
+    assert result.stdout.startswith(f"{scenario}: right"), result.stdout
 
 
 @pytest.mark.parametrize("isa", ["v2", "v3", "v4"])
