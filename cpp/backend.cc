@@ -134,6 +134,16 @@ Backend::~Backend() {
   if (delegate_ && group_->delegated_in_flight() > 0) (void)delegate_.release();
 }
 
+void Backend::meet() {
+  const std::vector<Rank> absent =
+      group_->mesh().links().monitored_barrier(Deadline(options_->timeout));
+  if (absent.empty()) return;
+  throw group_->fail_with_best_cause(TransportError(
+      "rank " + std::to_string(absent.front()) + " did not come to connect its delegate within " +
+          std::to_string(options_->timeout.count()) + " ms",
+      absent.front()));
+}
+
 void Backend::set_delegate(Pointer<c10d::Backend> delegate, std::vector<std::uint16_t> ports) {
   delegate_ = std::move(delegate);
   delegate_subscription_ = group_->abort_flag().subscribe(

@@ -37,6 +37,9 @@ class Backend final : public c10d::Backend {
   // A group that encrypts all it sends has no delegate, which cannot.
   bool may_delegate() const { return encryption_ != "1"; }
   const std::string& encryption() const { return encryption_; }
+  // Before the delegate connects, which cannot be interrupted: throws what failed the group, also
+  // when ranks do not come within its timeout.
+  void meet();
   // `ports`: where the delegate listens. Once, before the first call.
   void set_delegate(Pointer<c10d::Backend> delegate, std::vector<std::uint16_t> ports);
   // This rank could not make its delegate: ends the group on all ranks, and throws its cause.

@@ -15,12 +15,14 @@ namespace {
 class PointToPointWork final : public c10d::Work {
  public:
   PointToPointWork(int rank, c10d::OpType type, std::string call, int peer,
-                   Pointer<c10d::Work> inner, std::shared_ptr<comm::Group> group)
+                   Pointer<c10d::Work> inner, std::shared_ptr<comm::Group> group,
+                   std::chrono::milliseconds timeout)
       : Work(rank, type),
         call_(std::move(call)),
         peer_(peer),
         inner_(std::move(inner)),
-        group_(std::move(group)) {}
+        group_(std::move(group)),
+        timeout_(timeout) {}
 
   bool isCompleted() override { return failed() || inner_->isCompleted(); }
   bool isSuccess() const override { return !failed() && inner_->isSuccess(); }
@@ -44,7 +46,7 @@ class PointToPointWork final : public c10d::Work {
     bool done = false;
     std::optional<TransportError> failure;
     try {
-      done = inner_->wait(timeout);
+      done = inner_->wait(timeout == kNoTimeout ? timeout_ : timeout);
     } catch (const c10::Error&) {
       group_->abort_flag().unsubscribe(subscription);
       throw;  // of the caller
@@ -75,6 +77,7 @@ class PointToPointWork final : public c10d::Work {
   const int peer_;
   const Pointer<c10d::Work> inner_;
   const std::shared_ptr<comm::Group> group_;
+  const std::chrono::milliseconds timeout_;  // gloo's own is that of its connecting
   const Clock::time_point begun_ = Clock::now();
   mutable std::mutex error_mutex_;
   std::exception_ptr error_;
@@ -100,8 +103,8 @@ Pointer<c10d::Work> Backend::point_to_point(const char* verb, c10d::OpType type,
   } catch (const std::exception& e) {
     throw group_->in_context(text, group_->fail_delegated(e.what(), peer), since);
   }
-  return track(
-      c10::make_intrusive<PointToPointWork>(rank_, type, text, peer, std::move(inner), group_));
+  return track(c10::make_intrusive<PointToPointWork>(rank_, type, text, peer, std::move(inner),
+                                                     group_, options_->timeout));
 }
 
 Pointer<c10d::Work> Backend::send(Tensors& tensors, int to, int tag) {

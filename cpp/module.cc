@@ -180,6 +180,7 @@ void register_backend(py::module_& m) {
       .def(py::init<const Pointer<c10d::Store>&, int, int, const Pointer<BackendOptions>&>(),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("may_delegate", &Backend::may_delegate)
+      .def("meet", &Backend::meet, Release())
       .def("set_delegate", &Backend::set_delegate, py::arg("delegate"), py::arg("ports"), Release())
       .def("fail_without_delegate", &Backend::fail_without_delegate, py::arg("reason"), Release())
       .def_property_readonly("options", &Backend::getBackendOptions)

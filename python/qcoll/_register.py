@@ -7,6 +7,7 @@ import datetime
 import errno
 import os
 import resource
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from qcoll import _C
 
 _EXIT_GRACE = datetime.timedelta(seconds=1)
+# gloo waits so long for the address of a rank, and five times as long for its connection. All ranks
+# have met by then. Its calls have the group's timeout.
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def register() -> None:
@@ -97,6 +101,29 @@ def _gloo_options(timeout: datetime.timedelta) -> tuple[Any, list[int]]:
     return options, ports if len(ports) == len(options._devices) else []
 
 
+def _connected_gloo(backend: _C.Backend, store: Any, rank: int, size: int, options: Any) -> Any:
+    """gloo's process group. Its constructor cannot be interrupted and does not learn of deaths: it
+    runs in a thread of its own, which is left to gloo's timeout when the group fails meanwhile."""
+    made: list[Any] = []
+    ended = threading.Event()
+
+    def make() -> None:
+        try:
+            made.append(dist.ProcessGroupGloo(store, rank, size, options))
+        except Exception as error:
+            made.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=make, name="qcoll_gloo", daemon=True).start()
+    while not ended.wait(0.02):
+        if backend.get_error().value != 0:
+            backend.fail_without_delegate("the group failed before gloo was connected")
+    if isinstance(made[0], Exception):
+        backend.fail_without_delegate(str(made[0]))
+    return made[0]
+
+
 def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     native = _native.load()
     store = backend_options.store
@@ -110,7 +137,7 @@ def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     # What this rank alone may fail in comes before the roll call, where the others learn of it.
     try:
         _require_descriptors(size)
-        gloo_options, gloo_ports = _gloo_options(backend_options.timeout)
+        gloo_options, gloo_ports = _gloo_options(min(backend_options.timeout, _CONNECT_TIMEOUT))
     except Exception as error:
         native.refuse_to_join(store, rank, str(error))
         raise native.TransportError(f"qcoll: rank {rank} cannot join the group: {error}") from error
@@ -119,16 +146,11 @@ def _create_backend(backend_options: Any, pg_options: Any = None) -> _C.Backend:
     if not backend.may_delegate:
         return backend
     # What qcoll does not change stays with gloo, connected now and under its own keys.
-    try:
-        gloo = dist.ProcessGroupGloo(
-            # A store that outlives a group (a restarted job's) holds the delegate's old addresses.
-            dist.distributed_c10d.PrefixStore(f"qcoll-delegate/{backend.group_number:x}", store),
-            rank,
-            size,
-            gloo_options,
-        )
-    except Exception as error:
-        backend.fail_without_delegate(str(error))
+    # A store that outlives a group (a restarted job's) holds the delegate's old addresses.
+    keys = dist.distributed_c10d.PrefixStore(f"qcoll-delegate/{backend.group_number:x}", store)
+    backend.meet()
+    gloo = _connected_gloo(backend, keys, rank, size, gloo_options)
+    gloo._set_default_timeout(backend_options.timeout)
     gloo.options.global_ranks_in_group = global_ranks
     gloo._set_sequence_number_for_group()
     backend.set_delegate(gloo, gloo_ports)

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from belongings import Belongings
+from fault_ranks import works
 
 import qcoll
 from qcoll.testing import RankOutcome, shared_pool
@@ -240,13 +241,15 @@ def survive(case: Case, port: int, folder: str) -> Sight:
     return sight
 
 
-def join(store: dist.Store, prefix: str, rank: int, world: int) -> None:
+def join(
+    store: dist.Store, prefix: str, rank: int, world: int, timeout: float = GROUP_TIMEOUT
+) -> None:
     dist.init_process_group(
         "qcoll",
         store=dist.PrefixStore(prefix, store),
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=GROUP_TIMEOUT),
+        timeout=timedelta(seconds=timeout),
     )
 
 
@@ -332,17 +335,6 @@ def is_refused(call: Callable[[], object], sight: Sight) -> None:
         sight.problems.append(f"next call: {type(error).__name__}: {error}")
     else:
         sight.problems.append("the next call is not refused")
-
-
-def works() -> None:
-    world = dist.get_world_size()
-    for codec in ("exact", "int8"):
-        x = torch.ones(5000)
-        qcoll.all_reduce(x, codec=codec)
-        assert x.tolist() == [world] * 5000
-    x = torch.full((3,), dist.get_rank())
-    dist.all_reduce(x, dist.ReduceOp.MAX)
-    assert x.tolist() == [world - 1] * 3
 
 
 def try_case(case: Case, bound: float = PROMISED_SECONDS) -> Verdict:

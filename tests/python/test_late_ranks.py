@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import qcoll
-from qcoll.testing import shared_pool
+from qcoll.testing import RankPool, shared_pool
 
 # Long enough that the ranks that wait have asked the others where they are (after one second).
 TIMEOUT = 2.0
@@ -141,3 +141,29 @@ def patience_ends() -> None:
 
 def test_a_wait_that_expires_leaves_the_group_usable() -> None:
     shared_pool(2, [1, 1]).run(patience_ends, backend="qcoll", fresh=True)
+
+
+def later_than_gloo_connects() -> None:
+    import qcoll._register
+
+    qcoll._register._CONNECT_TIMEOUT = datetime.timedelta(seconds=1)
+    dist.init_process_group("qcoll", timeout=datetime.timedelta(seconds=20))
+    rank = dist.get_rank()
+    calls: list[Callable[[torch.Tensor], object]] = [
+        lambda x: dist.send(x, 0) if rank == 1 else dist.recv(x, 1),
+        lambda x: dist.send(x, 0) if rank == 1 else dist.recv(x),
+        lambda x: dist.broadcast(x, 1),
+        lambda x: dist.all_reduce(x, dist.ReduceOp.MAX),
+        lambda _: dist.barrier(),
+    ]
+    for call in calls:
+        if rank == 1:
+            time.sleep(1.5)
+        x = torch.full((3,), float(rank))
+        call(x)
+        assert call is calls[-1] or x.tolist() == [1.0] * 3
+
+
+def test_calls_of_the_delegate_wait_longer_than_its_connecting() -> None:
+    with RankPool(2) as pool:
+        pool.run(later_than_gloo_connects, backend=None)

@@ -57,9 +57,13 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
     std::vector<PeerAddress> peers;
     for (const Identity& other : identities_)
       peers.push_back({addresses_to_dial(mine, other), other.port, other.label()});
-    links_->connect_all(std::move(peers), deadline,
-                        [&](Rank peer) { check_refusal_of(store, peer); });
+    links_->connect_all(std::move(peers), deadline, [&](Rank peer) { check_on(store, peer); });
     plane_->wake();
+  } catch (const TransportError& error) {
+    links_->abort(error);  // over the links that are open, with the rank that is to blame
+    links_->leave();
+    plane_->remove(*links_);
+    throw;
   } catch (...) {
     links_->leave();
     plane_->remove(*links_);
@@ -72,6 +76,12 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
     if (other.boot_id == mine.boot_id) ++on_this_host;
   }
   may_spin_ = on_this_host <= usable_cpus();
+}
+
+// While `peer` does not connect: throws why, if that can be known.
+void NetMesh::check_on(Rendezvous& store, Rank peer) const {
+  check_alive(identities_[rank_], identities_[peer]);
+  check_refusal_of(store, peer);
 }
 
 NetMesh::~NetMesh() {

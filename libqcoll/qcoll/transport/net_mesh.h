@@ -61,6 +61,7 @@ class NetMesh final : public Mesh {
     std::shared_ptr<Memory> memory;
     Bell bell;
   };
+  void check_on(Rendezvous& store, Rank peer) const;
   void attach(Rank peer, const std::string& record);
   // What `peer` put into the store; ends early when the group fails meanwhile.
   std::string record_of(Rendezvous& store, const std::string& what, Rank peer,

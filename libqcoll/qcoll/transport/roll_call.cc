@@ -7,6 +7,7 @@
 #include <climits>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -255,6 +256,16 @@ bool may_share_memory(const Identity& a, const Identity& b) {
   return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace;
 }
 
+void check_alive(const Identity& me, const Identity& other) {
+  if (!may_share_memory(me, other)) return;
+  std::ifstream file("/proc/" + std::to_string(other.pid) + "/stat");
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::size_t name_end = text.rfind(") ");
+  const bool zombie = name_end != std::string::npos && text[name_end + 2] == 'Z';
+  if (name_end == std::string::npos || zombie)
+    throw TransportError(other.label() + " died while the group formed", other.rank);
+}
+
 std::string group_key(std::uint64_t group, const std::string& what, Rank rank) {
   std::ostringstream key;
   key << "qcoll/" << std::hex << group << std::dec << '/' << what << '/' << rank;
@@ -284,10 +295,11 @@ GroupSecret share_secret(Rendezvous& store, Rank rank, int size, const Deadline&
       if (auto secret = parse_secret(raw, size); secret && secret->tokens[rank] == token)
         return *secret;
     if (deadline.passed())
-      throw TransportError("rank 0 has not joined the group after " +
-                               std::to_string(deadline.elapsed_seconds()) +
-                               " s; the rendezvous store holds the secret of an earlier group",
-                           0);
+      throw TransportError(
+          "rank 0 has not joined the group after " + std::to_string(deadline.elapsed_seconds()) +
+              " s; the secret in the rendezvous store does not admit this rank: it is an "
+              "earlier group's, or rank 0 died before it admitted this rank",
+          0);
     std::this_thread::sleep_for(pause.next(deadline));
   }
 }
@@ -321,15 +333,17 @@ std::vector<Identity> roll_call(Rendezvous& store, const Identity& mine, GroupSe
     }
     if (news) store.set(kSecretKey, serialize(secret));
   };
+  std::vector<Identity> all;
   const auto identity_of = [&](Rank rank) {
     const std::string key = group_key(secret.group, "rank", rank);
     for (Pause pause; !store.has(key) && !deadline.passed();) {
       look_around(rank);
+      // The one that is awaited may wait for one that has died.
+      for (const Identity& known : all) check_alive(mine, known);
       std::this_thread::sleep_for(pause.next(deadline));
     }
     return parse_identity(get_from(store, key, rank, deadline), rank);
   };
-  std::vector<Identity> all;
   for (Rank rank = 0; rank < size; ++rank)
     all.push_back(rank == mine.rank ? mine : identity_of(rank));
   check_agreement(all);

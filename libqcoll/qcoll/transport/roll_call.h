@@ -44,6 +44,9 @@ std::vector<Address> addresses_to_dial(const Identity& me, const Identity& other
 // Same kernel and PID namespace: shared memory may work.
 bool may_share_memory(const Identity& a, const Identity& b);
 
+// Throws TransportError when `me` can see that `other` has died: as processes of one PID namespace.
+void check_alive(const Identity& me, const Identity& other);
+
 struct GroupSecret {
   std::uint64_t group = 0;
   wire::Secret secret{};
