@@ -1,4 +1,6 @@
-// Send and receive. They run on the delegate, are no collectives, and take no sequence numbers.
+// Send and receive. They run on the delegate, are no collectives, and take no sequence numbers
+// of the group's.
+#include <atomic>
 #include <utility>
 
 #include "backend.h"
@@ -22,7 +24,15 @@ class PointToPointWork final : public c10d::Work {
         peer_(peer),
         inner_(std::move(inner)),
         group_(std::move(group)),
-        timeout_(timeout) {}
+        timeout_(timeout) {
+    std::optional<transport::OperationLog::Conflict> none;
+    number_ = group_->messages().add(call_, &none);
+    group_->messages().started(number_);
+  }
+  ~PointToPointWork() override {
+    // Nobody waited for it: it is known to be over, or counts as running.
+    if (!recorded_ && inner_->isCompleted()) record(inner_->isSuccess());
+  }
 
   bool isCompleted() override { return failed() || inner_->isCompleted(); }
   bool isSuccess() const override { return !failed() && inner_->isSuccess(); }
@@ -56,6 +66,7 @@ class PointToPointWork final : public c10d::Work {
     group_->abort_flag().unsubscribe(subscription);
     if (failure) fail(*failure);
     if (!done && group_->abort_flag().raised()) fail(group_->abort_flag().cause());
+    if (done) record(true);
     return done;
   }
 
@@ -64,7 +75,11 @@ class PointToPointWork final : public c10d::Work {
     const std::lock_guard lock(error_mutex_);
     return error_ != nullptr;
   }
+  void record(bool well) {
+    if (!recorded_.exchange(true)) group_->messages().ended(number_, well);
+  }
   [[noreturn]] void fail(const TransportError& cause) {
+    record(false);
     const TransportError error = group_->in_context(call_, cause, begun_);
     {
       const std::lock_guard lock(error_mutex_);
@@ -79,6 +94,8 @@ class PointToPointWork final : public c10d::Work {
   const std::shared_ptr<comm::Group> group_;
   const std::chrono::milliseconds timeout_;  // gloo's own is that of its connecting
   const Clock::time_point begun_ = Clock::now();
+  std::uint64_t number_ = 0;  // in the flight record
+  std::atomic<bool> recorded_{false};
   mutable std::mutex error_mutex_;
   std::exception_ptr error_;
 };

@@ -132,11 +132,11 @@ py::dict to_dict(const comm::Plan& plan) {
   return d;
 }
 
-py::dict to_dict(const comm::FlightRecord& record) {
+py::list to_list(const std::vector<transport::OperationLog::Entry>& entries) {
   using Stage = transport::OperationLog::Stage;
-  const auto seconds = [&](Clock::time_point t) { return comm::unix_seconds(t); };
+  const auto seconds = [](Clock::time_point t) { return comm::unix_seconds(t); };
   py::list operations;
-  for (const auto& entry : record.operations) {
+  for (const auto& entry : entries) {
     const bool begun = entry.stage != Stage::kQueued;
     const bool ended = entry.stage == Stage::kFinished || entry.stage == Stage::kFailed;
     py::dict d;
@@ -148,6 +148,10 @@ py::dict to_dict(const comm::FlightRecord& record) {
     d["ended"] = ended ? py::object(py::float_(seconds(entry.ended))) : py::none();
     operations.append(d);
   }
+  return operations;
+}
+
+py::dict to_dict(const comm::FlightRecord& record) {
   py::dict d;
   d["rank"] = record.rank;
   d["size"] = record.size;
@@ -155,7 +159,8 @@ py::dict to_dict(const comm::FlightRecord& record) {
   d["topology"] = record.topology;
   d["failure"] = record.failure;
   d["waits_for"] = record.waits_for;
-  d["operations"] = operations;
+  d["operations"] = to_list(record.operations);
+  d["messages"] = to_list(record.messages);
   return d;
 }
 

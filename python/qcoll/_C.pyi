@@ -62,6 +62,7 @@ class FlightRecord(TypedDict):
     failure: str
     waits_for: str
     operations: list[OperationRecord]
+    messages: list[OperationRecord]
 
 class Options(_Backend.Options):
     given: dict[str, str]

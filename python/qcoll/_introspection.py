@@ -66,13 +66,15 @@ def flight_record(group: dist.ProcessGroup | None = None) -> FlightRecord:
     """The last 2000 collectives of this rank and what it waits for, also after a failure.
 
     ``QCOLL_DUMP=DIR`` writes the same as text to ``DIR/qcoll_GROUP_rankN.txt`` when a group fails
-    or ends. Sends and receives are not recorded.
+    or ends.
 
     Returns:
         A dict: ``rank``, ``size``, ``label``, ``topology``, ``failure`` (the group's first, empty
         while it lives), ``waits_for`` (which rank this one waits for now, and for what; empty when
         it does not) and ``operations``, oldest first: ``number`` (the same on all ranks),
         ``call``, ``state`` (queued, running, finished, failed), and the times ``queued``,
-        ``started``, ``ended`` in seconds since 1970, None for what has not happened.
+        ``started``, ``ended`` in seconds since 1970, None for what has not happened; ``messages``,
+        the same of the last 2000 sends and receives, numbered by this rank alone. Their end is
+        known once somebody has waited for them.
     """
     return backend_of(group).flight_record()

@@ -56,6 +56,39 @@ def test_calls_are_recorded_in_order(nodes: Nodes) -> None:
     pool_of(nodes).run(some_calls, backend="qcoll", fresh=True)
 
 
+def sends_and_receives() -> None:
+    rank = dist.get_rank()
+    assert qcoll.flight_record()["messages"] == []
+    for turn in range(2):
+        x = torch.ones(10 + turn)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    x = torch.ones(4)
+    works = dist.batch_isend_irecv([dist.P2POp([dist.isend, dist.irecv][rank], x, 1 - rank)])
+    before = qcoll.flight_record()["messages"]
+    assert [entry["state"] for entry in before] == ["finished", "finished", "running"]
+    for work in works:
+        work.wait()
+    entries = qcoll.flight_record()["messages"]
+    assert [entry["state"] for entry in entries] == ["finished"] * 3
+    assert [entry["number"] for entry in entries] == [1, 2, 3]
+    verb = "send(Float[11]) to rank 1" if rank == 0 else "recv(Float[11]) from rank 0"
+    assert verb.split("(")[0] in entries[1]["call"]
+    assert "[11]" in entries[1]["call"]
+    assert qcoll.flight_record()["operations"] == []  # they are no collectives
+    dist.barrier()
+    if rank == 1:
+        with pytest.raises(qcoll.TransportError):
+            dist.recv(x, 0)
+        assert qcoll.flight_record()["messages"][-1]["state"] == "failed"
+    else:
+        time.sleep(0.3)
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).abort()
+
+
+def test_sends_and_receives_are_recorded() -> None:
+    pool_of([1, 1]).run(sends_and_receives, backend="qcoll", fresh=True)
+
+
 def many_calls() -> None:
     for _ in range(KEPT + 50):
         dist.all_reduce(torch.ones(1))

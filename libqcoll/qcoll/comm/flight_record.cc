@@ -79,6 +79,8 @@ std::string to_text(const FlightRecord& record) {
        << "waits for: " << (record.waits_for.empty() ? "nobody" : record.waits_for) << "\n\n"
        << "  number  queued (UTC)      waited (s)     ran (s)  state     call\n";
   for (const OperationLog::Entry& entry : record.operations) text << line_of(entry);
+  if (!record.messages.empty()) text << "\nsends and receives, numbered by this rank alone\n";
+  for (const OperationLog::Entry& entry : record.messages) text << line_of(entry);
   return text.str();
 }
 

@@ -21,6 +21,8 @@ struct FlightRecord {
   std::string failure;                                     // the group's first; empty: it lives
   std::string waits_for;                                   // empty: the data path does not wait
   std::vector<transport::OperationLog::Entry> operations;  // oldest first
+  // Sends and receives, which ranks do not make together: numbered by this rank alone.
+  std::vector<transport::OperationLog::Entry> messages;
 };
 
 const char* name_of(transport::OperationLog::Stage stage);

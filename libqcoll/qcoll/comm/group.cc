@@ -121,7 +121,8 @@ FlightRecord Group::flight_record() const {
           .topology = comm_->topology().describe(),
           .failure = abort.raised() ? abort.cause().what() : "",
           .waits_for = comm_->waits_for(),
-          .operations = log_->entries()};
+          .operations = log_->entries(),
+          .messages = messages_.entries()};
 }
 
 void Group::dump() const { write_flight_record(flight_record(), dump_directory_); }

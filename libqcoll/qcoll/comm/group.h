@@ -60,6 +60,8 @@ class Group {
   std::uint64_t begin_delegated(const std::string& text);
   void end_delegated(std::uint64_t sequence, bool well);
   int delegated_in_flight() const { return delegated_.load(); }
+  // Sends and receives, for the flight record.
+  transport::OperationLog& messages() { return messages_; }
   std::uint64_t latest_sequence() const { return log_->latest(); }
 
   // What this rank has done and what it waits for. From any thread, also after a failure.
@@ -97,6 +99,7 @@ class Group {
   const int owner_pid_;
   const Options options_;
   const std::shared_ptr<transport::OperationLog> log_ = std::make_shared<transport::OperationLog>();
+  transport::OperationLog messages_;
   std::unique_ptr<transport::NetMesh> mesh_;
   std::vector<std::string> node_labels_;
   std::unique_ptr<Communicator> comm_;
