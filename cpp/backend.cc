@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <set>
 
@@ -23,6 +24,8 @@ namespace {
 
 // How long an orderly shutdown waits for calls in flight.
 constexpr auto kShutdownGrace = std::chrono::seconds(5);
+
+constexpr int kMaxThreads = 64;
 
 constexpr auto kDelegatePatience = std::chrono::seconds(1);
 
@@ -49,6 +52,18 @@ bool flag_from_environment(const char* name, bool otherwise) {
                    "\" is neither 0 nor 1");
 }
 
+int threads_from_environment() {
+  const std::string value = environment("QCOLL_THREADS");
+  if (value.empty()) return 1;
+  int threads = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), threads);
+  if (error == std::errc{} && end == value.data() + value.size() && threads >= 1 &&
+      threads <= kMaxThreads)
+    return threads;
+  throw UsageError("environment variable QCOLL_THREADS=\"" + value +
+                   "\" is not a number from 1 to " + std::to_string(kMaxThreads));
+}
+
 std::string encryption_from_environment() {
   const std::string value = environment("QCOLL_ENCRYPT");
   if (value.empty()) return "0";
@@ -62,6 +77,7 @@ comm::GroupConfig config_of(int rank, int size, const BackendOptions& options) {
   // Before the braces: what throws inside them would have members destroyed twice by GCC 12.
   const bool share_memory = flag_from_environment("QCOLL_SHM", true);
   const std::string encryption = encryption_from_environment();
+  const int threads = threads_from_environment();
   comm::GroupConfig config{
       .rank = rank,
       .size = size,
@@ -70,6 +86,7 @@ comm::GroupConfig config_of(int rank, int size, const BackendOptions& options) {
       .agreement = "qcoll version=" QCOLL_VERSION "; QCOLL_ENCRYPT=" + encryption,
       .share_memory = share_memory,
       .encrypt = encryption != "0",
+      .threads = threads,
       .dump_directory = environment("QCOLL_DUMP"),
       .timeout = options.timeout};
   comm::Settings::from_environment().apply_to(config.options);

@@ -82,7 +82,8 @@ inline void receive_all(transport::Mesh& mesh, Expectation& expected, const Dead
   try {
     transport::Exchange exchange(mesh, kTags);
     host::LaneCounters counters;
-    host::HostLane lane(exchange, expected.call, sums, deadline, counters);
+    host::Team team(1);
+    host::HostLane lane(exchange, expected.call, sums, deadline, counters, team);
     lane.open({&plan, 1});
     const transport::Memory& memory = mesh.memory_of(mesh.mapped(1) ? 1 : 0);
     for (int i = 0; i < 3; ++i) {

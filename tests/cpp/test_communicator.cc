@@ -25,7 +25,7 @@ comm::Choice codec(const std::string& text) {
 }
 
 struct World {
-  World(const std::string& nodes, bool map_neighbours, int stream_buffer_bytes = 0)
+  World(const std::string& nodes, bool map_neighbours, int stream_buffer_bytes = 0, int threads = 1)
       : node_of(test::nodes_of(nodes)), labels(test::labels_of(node_of)) {
     std::size_t bytes = 0;
     for (int r = 0; r < size(); ++r)
@@ -33,7 +33,7 @@ struct World {
     meshes = transport::make_loopback(node_of, {bytes, map_neighbours, stream_buffer_bytes});
     for (int r = 0; r < size(); ++r)
       ranks.push_back(
-          std::make_unique<comm::Communicator>(*meshes[r], topo::Topology(r, labels), 7));
+          std::make_unique<comm::Communicator>(*meshes[r], topo::Topology(r, labels), 7, threads));
   }
   int size() const { return static_cast<int>(node_of.size()); }
 
@@ -340,4 +340,39 @@ TEST_CASE("many collectives of random sizes in a row") {
       }
     });
   }
+}
+
+TEST_CASE("threads that share the chunks change no bit") {
+  for (const std::string text : {"exact", "bf16", "int8:256", "int4:96", "int8:4096/int4:32"})
+    for (const std::size_t count : {1, 5000, 16384, 70001, 300007}) {
+      CAPTURE(text);
+      CAPTURE(count);
+      std::vector<std::vector<float>> gathered[3];
+      std::vector<std::vector<float>> reduced[3];
+      const int teams[3] = {1, 2, 5};
+      for (int t = 0; t < 3; ++t) {
+        World world("0011", true, 0, teams[t]);
+        gathered[t].resize(4);
+        reduced[t].resize(4);
+        test::run_ranks(4, [&](int rank) {
+          comm::Call call{.verb = "test", .sequence = 1, .dtype = DType::kF32};
+          call.choice.codecs = comm::parse_codec_list("codec", text);
+          if (text == "exact") call.choice.exact_because = "asked for";
+          auto mine = random_values(count, rank);
+          auto& whole = gathered[t][rank];
+          whole.resize(4 * count);
+          std::vector<std::byte*> slices;
+          for (int r = 0; r < 4; ++r) slices.push_back(bytes_of(whole, r * count));
+          world.ranks[rank]->all_gather(call, bytes_of(mine), slices, count);
+          auto& sum = reduced[t][rank] = random_values(count, 100 + rank);
+          call.sequence = 2;
+          world.ranks[rank]->all_reduce(call, {.op = wire::ReduceOp::kAvg}, bytes_of(sum), count);
+        });
+      }
+      for (int t = 1; t < 3; ++t)
+        for (int rank = 0; rank < 4; ++rank) {
+          CHECK(same_bits(gathered[0][rank], gathered[t][rank]));
+          CHECK(same_bits(reduced[0][rank], reduced[t][rank]));
+        }
+    }
 }

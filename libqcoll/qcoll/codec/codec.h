@@ -74,4 +74,19 @@ void decode(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t c
 void decode_add(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
                 float* sum, const Kernels& kernels = best());
 
+// The same of a part of a chunk of `count` elements, so that threads can share one; `x`, `y` and
+// `sum` are at the part's first element. `begin` is a multiple of part_unit(); whoever has the part
+// at 0 also writes the padding.
+struct Part {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+};
+std::size_t part_unit(wire::CodecSpec spec);
+std::size_t encode_part(wire::CodecSpec spec, DType dtype, const void* x, std::size_t count,
+                        Bytes encoded, Part part, const Kernels& kernels);
+void decode_part(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
+                 Part part, void* y, const Kernels& kernels, Store store);
+void decode_add_part(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
+                     Part part, float* sum, const Kernels& kernels);
+
 }  // namespace qcoll::codec

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,26 @@ Chunk<Byte> cut(const char* verb, wire::CodecSpec spec, DType dtype, std::size_t
   return {layout, encoded.data(), encoded.data() + layout.scales_offset};
 }
 
+// Where elements from `begin` on lie, in bytes of the payload.
+std::size_t payload_offset(wire::CodecSpec spec, DType dtype, std::size_t begin) {
+  if (spec.kind == wire::CodecSpec::Kind::kInt) return spec.bits == 8 ? begin : begin / 2;
+  return begin * (spec.exact() ? element_bytes(dtype) : 2);
+}
+
+// The same chunk, of which only a part is looked at.
+template <class Byte>
+Chunk<Byte> cut(const char* verb, wire::CodecSpec spec, DType dtype, std::size_t count,
+                std::span<Byte> encoded, Part part) {
+  Chunk<Byte> chunk = cut(verb, spec, dtype, count, encoded);
+  if (part.begin % part_unit(spec) != 0 || part.begin > count || part.count > count - part.begin)
+    throw UsageError(std::string("codec::") + verb + ": elements " + std::to_string(part.begin) +
+                     " + " + std::to_string(part.count) + " are no part of " +
+                     std::to_string(count) + " in units of " + std::to_string(part_unit(spec)));
+  chunk.payload += payload_offset(spec, dtype, part.begin);
+  if (spec.block > 0) chunk.scales += part.begin / spec.block * 2;
+  return chunk;
+}
+
 void zero_padding(const Chunk<std::byte>& chunk) {
   const wire::ChunkLayout& layout = chunk.layout;
   std::fill(chunk.payload + layout.payload_bytes, chunk.scales, std::byte{0});
@@ -103,69 +124,90 @@ const Kernels& best() {
   return row;
 }
 
+std::size_t part_unit(wire::CodecSpec spec) {
+  constexpr std::size_t kLine = 64;  // elements: whole cache lines of every type
+  return spec.block == 0 ? kLine : std::lcm<std::size_t>(spec.block, kLine);
+}
+
 std::size_t encode(wire::CodecSpec spec, DType dtype, const void* x, std::size_t count,
                    Bytes encoded, const Kernels& kernels) {
-  const Chunk<std::byte> chunk = cut("encode", spec, dtype, count, encoded);
-  if (count == 0) return 0;
-  zero_padding(chunk);
+  return encode_part(spec, dtype, x, count, encoded, {0, count}, kernels);
+}
+
+std::size_t encode_part(wire::CodecSpec spec, DType dtype, const void* x, std::size_t count,
+                        Bytes encoded, Part part, const Kernels& kernels) {
+  if (part.begin == 0 && count > 0) zero_padding(cut("encode", spec, dtype, count, encoded));
+  const Chunk<std::byte> chunk = cut("encode", spec, dtype, count, encoded, part);
+  if (part.count == 0) return 0;
   auto* scales = reinterpret_cast<std::uint16_t*>(chunk.scales);
   switch (spec.kind) {
     case wire::CodecSpec::Kind::kExact:
-      std::memcpy(chunk.payload, x, chunk.layout.payload_bytes);
+      std::memcpy(chunk.payload, x, part.count * element_bytes(dtype));
       return 0;
     case wire::CodecSpec::Kind::kBf16:
-      kernels.to_bf16[index_of(dtype)](x, count, reinterpret_cast<std::uint16_t*>(chunk.payload));
+      kernels.to_bf16[index_of(dtype)](x, part.count,
+                                       reinterpret_cast<std::uint16_t*>(chunk.payload));
       return 0;
     case wire::CodecSpec::Kind::kInt:
       break;
   }
   const auto& encode_of = spec.bits == 8 ? kernels.encode_int8 : kernels.encode_int4;
-  return encode_of[index_of(dtype)](x, count, spec.block, chunk.payload, scales);
+  return encode_of[index_of(dtype)](x, part.count, spec.block, chunk.payload, scales);
 }
 
 void decode(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count, void* y,
             const Kernels& kernels, Store store) {
-  const Chunk<const std::byte> chunk = cut("decode", spec, dtype, count, encoded);
-  if (count == 0) return;
+  decode_part(spec, dtype, encoded, count, {0, count}, y, kernels, store);
+}
+
+void decode_part(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
+                 Part part, void* y, const Kernels& kernels, Store store) {
+  const Chunk<const std::byte> chunk = cut("decode", spec, dtype, count, encoded, part);
+  if (part.count == 0) return;
   const auto* scales = reinterpret_cast<const std::uint16_t*>(chunk.scales);
   switch (spec.kind) {
     case wire::CodecSpec::Kind::kExact:
       if (store == Store::kStreaming)
-        kernels.stream_copy(chunk.payload, chunk.layout.payload_bytes, y);
+        kernels.stream_copy(chunk.payload, part.count * element_bytes(dtype), y);
       else
-        std::memcpy(y, chunk.payload, chunk.layout.payload_bytes);
+        std::memcpy(y, chunk.payload, part.count * element_bytes(dtype));
       return;
     case wire::CodecSpec::Kind::kBf16:
       kernels.from_bf16[index_of(dtype)](reinterpret_cast<const std::uint16_t*>(chunk.payload),
-                                         count, y, store);
+                                         part.count, y, store);
       return;
     case wire::CodecSpec::Kind::kInt:
       break;
   }
   const auto& decode_of = spec.bits == 8 ? kernels.decode_int8 : kernels.decode_int4;
-  decode_of[index_of(dtype)](chunk.payload, scales, count, spec.block, y, store);
+  decode_of[index_of(dtype)](chunk.payload, scales, part.count, spec.block, y, store);
 }
 
 void decode_add(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
                 float* sum, const Kernels& kernels) {
-  const Chunk<const std::byte> chunk = cut("decode_add", spec, dtype, count, encoded);
+  decode_add_part(spec, dtype, encoded, count, {0, count}, sum, kernels);
+}
+
+void decode_add_part(wire::CodecSpec spec, DType dtype, ConstBytes encoded, std::size_t count,
+                     Part part, float* sum, const Kernels& kernels) {
+  const Chunk<const std::byte> chunk = cut("decode_add", spec, dtype, count, encoded, part);
   if (!is_encodable(dtype))
     throw UsageError("codec::decode_add: sums are of float32, bfloat16 and float16, not of " +
                      std::string(name_of(dtype)));
-  if (count == 0) return;
+  if (part.count == 0) return;
   const auto* scales = reinterpret_cast<const std::uint16_t*>(chunk.scales);
   switch (spec.kind) {
     case wire::CodecSpec::Kind::kExact:
-      kernels.widen_add[index_of(dtype)](chunk.payload, count, sum);
+      kernels.widen_add[index_of(dtype)](chunk.payload, part.count, sum);
       return;
     case wire::CodecSpec::Kind::kBf16:
-      kernels.widen_add[index_of(DType::kBF16)](chunk.payload, count, sum);
+      kernels.widen_add[index_of(DType::kBF16)](chunk.payload, part.count, sum);
       return;
     case wire::CodecSpec::Kind::kInt:
       break;
   }
   const auto add = spec.bits == 8 ? kernels.add_int8 : kernels.add_int4;
-  add(chunk.payload, scales, count, spec.block, sum);
+  add(chunk.payload, scales, part.count, spec.block, sum);
 }
 
 }  // namespace qcoll::codec

@@ -55,7 +55,7 @@ class Communicator::Run {
   template <class Schedule>
   void run(host::LaneCall& call, std::span<float* const> sums, Schedule schedule) {
     call.envelope.run = ++comm_.runs_;
-    host::HostLane lane(comm_.exchange_, call, sums, deadline_, lane_, comm_.trace_);
+    host::HostLane lane(comm_.exchange_, call, sums, deadline_, lane_, comm_.team_, comm_.trace_);
     schedule(lane);
     comm_.exchange_.finish();
   }
@@ -69,8 +69,9 @@ class Communicator::Run {
   CollectiveStats stats_;
 };
 
-Communicator::Communicator(transport::Mesh& mesh, topo::Topology topology, std::uint64_t group)
-    : topo_(std::move(topology)), group_(group), exchange_(mesh, tags_of(topo_)) {}
+Communicator::Communicator(transport::Mesh& mesh, topo::Topology topology, std::uint64_t group,
+                           int threads)
+    : topo_(std::move(topology)), group_(group), exchange_(mesh, tags_of(topo_)), team_(threads) {}
 
 Communicator::~Communicator() = default;
 

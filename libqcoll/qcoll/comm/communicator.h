@@ -37,8 +37,10 @@ struct Reduction {
 
 class Communicator {
  public:
-  // `group`: a number that all ranks share and other groups do not.
-  Communicator(transport::Mesh& mesh, topo::Topology topology, std::uint64_t group);
+  // `group`: a number that all ranks share and other groups do not. `threads`: that encode, decode
+  // and sum, the calling one included.
+  Communicator(transport::Mesh& mesh, topo::Topology topology, std::uint64_t group,
+               int threads = 1);
   ~Communicator();
 
   static std::size_t memory_bytes(const topo::Topology& topology);
@@ -80,6 +82,7 @@ class Communicator {
   transport::Exchange exchange_;
   std::uint32_t runs_ = 0;
   std::vector<float> sums_;
+  host::Team team_;
   Stats stats_;
   Trace* trace_ = nullptr;
 };

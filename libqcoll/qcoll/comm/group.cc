@@ -38,7 +38,8 @@ Group::Group(transport::Rendezvous& store, const GroupConfig& config)
         config.rank));
     throw;
   }
-  comm_ = std::make_unique<Communicator>(*mesh_, std::move(topology), mesh_->group());
+  comm_ =
+      std::make_unique<Communicator>(*mesh_, std::move(topology), mesh_->group(), config.threads);
   if (!dump_directory_.empty())
     dump_subscription_ = abort_flag().subscribe([this](const TransportError&) { dump(); });
 }

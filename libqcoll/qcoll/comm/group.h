@@ -29,6 +29,7 @@ struct GroupConfig {
   std::string agreement;  // further "key=value; ..." that all ranks must share
   bool share_memory = true;
   bool encrypt = false;        // what the engine and the control links send over TCP
+  int threads = 1;             // that encode, decode and sum; ranks may differ
   std::string dump_directory;  // for the flight record; empty: none is written
   Clock::duration timeout = std::chrono::minutes(30);
 };

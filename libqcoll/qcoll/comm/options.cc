@@ -23,9 +23,9 @@ constexpr std::array<std::string_view, 8> kKeys = {
 constexpr std::size_t kMaxCommonBlock = 32 * 1024;
 
 // Read elsewhere: at import, when a group is formed, when the codec's kernels are chosen.
-constexpr std::array<std::string_view, 7> kOtherVariables = {
-    "QCOLL_DEFAULT", "QCOLL_DUMP", "QCOLL_ENCRYPT",      "QCOLL_FORCE_ISA",
-    "QCOLL_NODE",    "QCOLL_SHM",  "QCOLL_SOCKET_IFNAME"};
+constexpr std::array<std::string_view, 8> kOtherVariables = {
+    "QCOLL_DEFAULT", "QCOLL_DUMP", "QCOLL_ENCRYPT",       "QCOLL_FORCE_ISA",
+    "QCOLL_NODE",    "QCOLL_SHM",  "QCOLL_SOCKET_IFNAME", "QCOLL_THREADS"};
 
 std::string variable_of(std::string_view key) {
   std::string name = "QCOLL_";

@@ -1,10 +1,16 @@
 #include "qcoll/host/host_lane.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "qcoll/base/error.h"
 
 namespace qcoll::host {
+namespace {
+
+constexpr std::size_t kLine = 64;  // elements: whole cache lines of every type
+
+}  // namespace
 
 // Adds the time of a scope to a counter and, when a trace is attached, to the trace.
 class HostLane::Timed {
@@ -30,13 +36,14 @@ class HostLane::Timed {
 
 HostLane::HostLane(transport::Exchange& exchange, const LaneCall& call,
                    std::span<float* const> sums, const Deadline& deadline, LaneCounters& counters,
-                   Trace* trace)
+                   Team& team, Trace* trace)
     : exchange_(exchange),
       call_(call),
       element_bytes_(element_bytes(call.envelope.dtype)),
       sums_(sums),
       deadline_(deadline),
       counters_(counters),
+      team_(team),
       trace_(trace),
       kernels_(codec::best()),
       store_(codec::store_for(call.output_bytes)) {}
@@ -79,14 +86,23 @@ Bytes HostLane::part_of(const Slot& slot, std::size_t part, std::size_t count) c
 void HostLane::encode(Slot& slot, std::size_t part, algo::Piece piece) {
   const Timed timed(*this, counters_.encode_seconds, TraceEvent::Kind::kEncode, slot);
   const auto& [codec, dtype] = slot.ring->encoding;
-  counters_.nonfinite_blocks += codec::encode(codec, dtype, input(piece), piece.count,
-                                              part_of(slot, part, piece.count), kernels_);
+  encode_from(codec, dtype, input(piece), piece.count, part_of(slot, part, piece.count));
 }
 
 void HostLane::encode_sum(Slot& slot, std::size_t part, algo::SumId sum, std::size_t count) {
   const Timed timed(*this, counters_.encode_seconds, TraceEvent::Kind::kEncode, slot);
-  counters_.nonfinite_blocks += codec::encode(slot.ring->encoding.codec, DType::kF32, sums_[sum],
-                                              count, part_of(slot, part, count), kernels_);
+  encode_from(slot.ring->encoding.codec, DType::kF32,
+              reinterpret_cast<const std::byte*>(sums_[sum]), count, part_of(slot, part, count));
+}
+
+void HostLane::encode_from(wire::CodecSpec codec, DType dtype, const std::byte* x,
+                           std::size_t count, Bytes encoded) {
+  std::atomic<std::uint64_t> nonfinite{0};
+  team_.split(count, codec::part_unit(codec), [&](std::size_t begin, std::size_t n) {
+    nonfinite += codec::encode_part(codec, dtype, x + begin * element_bytes(dtype), count, encoded,
+                                    {begin, n}, kernels_);
+  });
+  counters_.nonfinite_blocks += nonfinite;
 }
 
 void HostLane::publish(Slot& slot, std::span<const Rank> readers) {
@@ -130,27 +146,41 @@ void HostLane::release(const Slot& slot) { exchange_.release(slot.slot); }
 void HostLane::decode(const Slot& slot, std::size_t part, algo::Piece piece) {
   const Timed timed(*this, counters_.decode_seconds, TraceEvent::Kind::kDecode, slot);
   const auto& [codec, dtype] = slot.ring->encoding;
-  codec::decode(codec, dtype, part_of(slot, part, piece.count), piece.count, output(piece),
-                kernels_, store_);
+  const Bytes encoded = part_of(slot, part, piece.count);
+  std::byte* const y = output(piece);
+  team_.split(piece.count, codec::part_unit(codec), [&](std::size_t begin, std::size_t n) {
+    codec::decode_part(codec, dtype, encoded, piece.count, {begin, n}, y + begin * element_bytes_,
+                       kernels_, store_);
+  });
 }
 
 void HostLane::copy_own(algo::Piece piece) {
   if (piece.count == 0 || output(piece) == input(piece)) return;
-  const std::size_t bytes = piece.count * element_bytes_;
-  if (store_ == codec::Store::kStreaming)
-    kernels_.stream_copy(input(piece), bytes, output(piece));
-  else
-    std::memcpy(output(piece), input(piece), bytes);
+  const std::byte* const from = input(piece);
+  std::byte* const to = output(piece);
+  team_.split(piece.count, kLine, [&](std::size_t begin, std::size_t n) {
+    const std::size_t at = begin * element_bytes_;
+    if (store_ == codec::Store::kStreaming)
+      kernels_.stream_copy(from + at, n * element_bytes_, to + at);
+    else
+      std::memcpy(to + at, from + at, n * element_bytes_);
+  });
 }
 
 void HostLane::add_input(algo::SumId sum, algo::Piece piece, bool first) {
   const auto dtype = static_cast<std::size_t>(call_.envelope.dtype);
-  (first ? kernels_.widen : kernels_.widen_add)[dtype](input(piece), piece.count, sums_[sum]);
+  const auto add = (first ? kernels_.widen : kernels_.widen_add)[dtype];
+  team_.split(piece.count, kLine, [&](std::size_t begin, std::size_t n) {
+    add(input(piece) + begin * element_bytes_, n, sums_[sum] + begin);
+  });
 }
 
 void HostLane::add_sum(algo::SumId sum, algo::SumId other, std::size_t count, bool first) {
   constexpr auto kF32 = static_cast<std::size_t>(DType::kF32);
-  (first ? kernels_.widen : kernels_.widen_add)[kF32](sums_[other], count, sums_[sum]);
+  const auto add = (first ? kernels_.widen : kernels_.widen_add)[kF32];
+  team_.split(count, kLine, [&](std::size_t begin, std::size_t n) {
+    add(sums_[other] + begin, n, sums_[sum] + begin);
+  });
 }
 
 void HostLane::add_slot(algo::SumId sum, const Slot& slot, std::size_t part, std::size_t count,
@@ -158,24 +188,33 @@ void HostLane::add_slot(algo::SumId sum, const Slot& slot, std::size_t part, std
   const Timed timed(*this, counters_.decode_seconds, TraceEvent::Kind::kDecode, slot);
   const auto& [codec, dtype] = slot.ring->encoding;
   const Bytes encoded = part_of(slot, part, count);
-  if (!first)
-    codec::decode_add(codec, dtype, encoded, count, sums_[sum], kernels_);
-  else if (codec.exact())
-    kernels_.widen[static_cast<std::size_t>(dtype)](encoded.data(), count, sums_[sum]);
-  else
-    codec::decode(codec, DType::kF32, encoded, count, sums_[sum], kernels_);
+  team_.split(count, codec::part_unit(codec), [&](std::size_t begin, std::size_t n) {
+    float* const to = sums_[sum] + begin;
+    if (!first)
+      codec::decode_add_part(codec, dtype, encoded, count, {begin, n}, to, kernels_);
+    else if (codec.exact())
+      kernels_.widen[static_cast<std::size_t>(dtype)](encoded.data() + begin * element_bytes(dtype),
+                                                      n, to);
+    else
+      codec::decode_part(codec, DType::kF32, encoded, count, {begin, n}, to, kernels_,
+                         codec::Store::kCached);
+  });
 }
 
 void HostLane::store(algo::SumId sum, algo::Piece piece) {
   const auto dtype = static_cast<std::size_t>(call_.envelope.dtype);
-  switch (call_.envelope.op) {
-    case wire::ReduceOp::kAvg:
-      return kernels_.store_mean[dtype](sums_[sum], piece.count, call_.divisor, output(piece));
-    case wire::ReduceOp::kPremulSum:
-      return kernels_.store_scaled[dtype](sums_[sum], piece.count, call_.factor, output(piece));
-    default:
-      return kernels_.store_sum[dtype](sums_[sum], piece.count, output(piece));
-  }
+  team_.split(piece.count, kLine, [&](std::size_t begin, std::size_t n) {
+    const float* const from = sums_[sum] + begin;
+    std::byte* const to = output(piece) + begin * element_bytes_;
+    switch (call_.envelope.op) {
+      case wire::ReduceOp::kAvg:
+        return kernels_.store_mean[dtype](from, n, call_.divisor, to);
+      case wire::ReduceOp::kPremulSum:
+        return kernels_.store_scaled[dtype](from, n, call_.factor, to);
+      default:
+        return kernels_.store_sum[dtype](from, n, to);
+    }
+  });
 }
 
 }  // namespace qcoll::host

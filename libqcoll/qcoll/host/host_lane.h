@@ -13,6 +13,7 @@
 #include "qcoll/base/deadline.h"
 #include "qcoll/base/trace.h"
 #include "qcoll/codec/codec.h"
+#include "qcoll/host/team.h"
 #include "qcoll/transport/exchange.h"
 #include "qcoll/wire/header.h"
 
@@ -57,7 +58,7 @@ class HostLane {
 
   // `sums`: fp32 accumulators of call.chunk elements each.
   HostLane(transport::Exchange& exchange, const LaneCall& call, std::span<float* const> sums,
-           const Deadline& deadline, LaneCounters& counters, Trace* trace = nullptr);
+           const Deadline& deadline, LaneCounters& counters, Team& team, Trace* trace = nullptr);
 
   void open(std::span<const algo::RingPlan> plans);
   Slot reserve(std::uint32_t tag, std::size_t count);
@@ -82,6 +83,8 @@ class HostLane {
   std::byte* output(algo::Piece piece) const {
     return call_.outputs[piece.slice] + piece.begin * element_bytes_;
   }
+  void encode_from(wire::CodecSpec codec, DType dtype, const std::byte* x, std::size_t count,
+                   Bytes encoded);
   Bytes part_of(const Slot& slot, std::size_t part, std::size_t count) const;
 
   transport::Exchange& exchange_;
@@ -90,6 +93,7 @@ class HostLane {
   const std::span<float* const> sums_;
   const Deadline& deadline_;
   LaneCounters& counters_;
+  Team& team_;
   Trace* trace_;
   const codec::Kernels& kernels_;
   const codec::Store store_;  // of outputs
