@@ -1,6 +1,7 @@
 # make demo       the main job: train through gloo and through qcoll, table and picture
 # make test       the whole test suite, with lint (minutes)
 # make test-full  adds the long tests
+# make nightly    test-full, twenty minutes of soak, a million executions of each fuzz target
 # make headers    compiles the binding against the headers of other versions of torch
 # make soak       random checked collectives with deaths for MINUTES=5, at seed SEED=1
 # make fuzz       libFuzzer on every parser (clang 18 or newer); RUNS=10000000 executions of each
@@ -18,7 +19,7 @@ SOURCES := $(shell find libqcoll cpp cmake python -type f ! -name '*.pyc' ! -nam
            CMakeLists.txt pyproject.toml
 CXX_FILES = $(shell git ls-files '*.h' '*.cc' '*.inl')
 
-.PHONY: demo test test-full headers soak fuzz lint format install clean
+.PHONY: demo test test-full nightly headers soak fuzz lint format install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -28,6 +29,10 @@ test: lint $(VENV)/.installed-tests
 
 test-full: lint $(VENV)/.installed-tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+nightly: test-full
+	$(MAKE) soak MINUTES=20
+	$(MAKE) fuzz RUNS=1000000
 
 headers: $(VENV)/.python
 	$(BIN)/pip install --quiet "fsspec[http]"
