@@ -295,15 +295,17 @@ comm::Plan Backend::explain(const std::string& verb, std::size_t numel, at::Scal
     plan.payload_bytes = bytes;
     return plan;
   }
-  const comm::Choice choice = comm::choose(group_->options(), thread_policy(), given,
-                                           {.collective = what.collective,
-                                            .dtype = type,
-                                            .bytes = bytes,
-                                            .coalesced = what.coalesced,
-                                            .list_form = what.list_form,
-                                            .spans_nodes = topology.spans_nodes()});
+  const comm::CallFacts facts{.collective = what.collective,
+                              .dtype = type,
+                              .bytes = bytes,
+                              .coalesced = what.coalesced,
+                              .list_form = what.list_form,
+                              .spans_nodes = topology.spans_nodes(),
+                              .costs = group_->costs()};
+  const comm::Choice choice = comm::choose(group_->options(), thread_policy(), given, facts);
   comm::Plan plan = comm::explain(topology, group_->node_labels(), what.collective, type,
                                   bytes / element_bytes(type), choice);
+  plan.predicted = comm::predict(group_->options(), thread_policy(), given, facts);
   for (const Rank peer : topology.node_ranks())
     if (peer != rank_ && !group_->mesh().mapped(peer))
       plan.not_in_shared_memory[peer] = group_->mesh().not_mapped_because(peer);

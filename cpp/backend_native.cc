@@ -56,7 +56,8 @@ Backend::Step Backend::make_step(const NativeCall& call, const at::Tensor& tenso
                                       .bytes = bytes,
                                       .coalesced = call.coalesced,
                                       .list_form = call.list_form,
-                                      .spans_nodes = group_->topology().spans_nodes()});
+                                      .spans_nodes = group_->topology().spans_nodes(),
+                                      .costs = group_->costs()});
   group_->communicator().check(call.collective, dtype, choice);
   const std::string text = what + " of " + c10::toString(tensor.scalar_type()) + ", codec " +
                            comm::to_string(choice.codecs);

@@ -82,7 +82,13 @@ void register_options(py::module_& m) {
       .def("with_settings",
            [](comm::ThreadPolicy policy, const std::map<std::string, std::string>& settings) {
              comm::Settings stronger;
-             for (const auto& [key, value] : settings) stronger.set(key, value);
+             for (const auto& [key, value] : settings) {
+               if (comm::Settings::belongs_to_a_group(key))
+                 throw UsageError("qcoll option " + key + "=\"" + value +
+                                  "\" is for a whole group, whose ranks compare it when it is "
+                                  "formed; pass it to qcoll.Options or set it in the environment");
+               stronger.set(key, value);
+             }
              policy.settings.overlay(stronger);
              return policy;
            })
@@ -103,6 +109,17 @@ py::dict to_dict(const comm::CollectiveStats& s) {
   d["encode_seconds"] = s.encode_seconds;
   d["decode_seconds"] = s.decode_seconds;
   d["wait_seconds"] = s.wait_seconds;
+  return d;
+}
+
+py::object to_dict(const comm::Prediction& predicted) {
+  if (!predicted.exact && !predicted.coded) return py::none();
+  const auto micros = [](const std::optional<double>& seconds) {
+    return seconds ? py::object(py::float_(*seconds * 1e6)) : py::none();
+  };
+  py::dict d;
+  d["exact"] = micros(predicted.exact);
+  d["coded"] = micros(predicted.coded);
   return d;
 }
 
@@ -128,6 +145,7 @@ py::dict to_dict(const comm::Plan& plan) {
   d["node_across_nodes_bytes"] = plan.node_across_nodes_bytes;
   d["chunk_elements"] = plan.chunk_elements;
   d["slots"] = plan.slots;
+  d["predicted_us"] = to_dict(plan.predicted);
   d["not_in_shared_memory"] = py::cast(plan.not_in_shared_memory);
   return d;
 }
@@ -172,6 +190,7 @@ py::dict describe_group(Backend& backend) {
       reasons[py::int_(peer)] = group.mesh().not_mapped_because(peer);
   py::dict d;
   d["topology"] = group.topology().describe();
+  d["layout"] = comm::layout_of(group.topology());
   d["nodes"] = py::cast(group.topology().nodes());
   d["node"] = group.topology().node();
   d["options"] = group.options().to_string();

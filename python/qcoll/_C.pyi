@@ -34,6 +34,10 @@ class Hop(TypedDict):
     codec: str
     ranks: int
 
+class PredictedMicroseconds(TypedDict):
+    exact: float | None
+    coded: float | None
+
 class Plan(TypedDict):
     algorithm: str
     topology: str
@@ -44,6 +48,7 @@ class Plan(TypedDict):
     node_across_nodes_bytes: int
     chunk_elements: int
     slots: int
+    predicted_us: PredictedMicroseconds | None
     not_in_shared_memory: dict[int, str]
 
 class OperationRecord(TypedDict):

@@ -36,9 +36,12 @@ def explain(
         A dict: ``algorithm``, ``topology``, ``hops`` (level, codec, ranks), ``exact_because``
         (empty when a codec applies), ``payload_bytes``, ``wire_bytes`` that this rank sends
         (``within_node``, ``across_nodes``; headers included), ``node_across_nodes_bytes`` that all
-        ranks of this node send, ``chunk_elements``, ``slots``, and ``not_in_shared_memory``
-        (ranks of this node that are reached by TCP, and why). Of a call that goes to the delegate
-        only the payload is known, and ``exact_because`` says why it goes there.
+        ranks of this node send, ``chunk_elements``, ``slots``, ``not_in_shared_memory``
+        (ranks of this node that are reached by TCP, and why), and ``predicted_us``: microseconds
+        by the cost model of option ``tuning``, ``exact`` and ``coded`` with the codec of the call
+        or of the options, each None where it was not measured; None where neither was. Of a call
+        that goes to the delegate only the payload is known, and ``exact_because`` says why it goes
+        there.
 
     Raises:
         ValueError: unknown verb, op or codec; elements that do not divide by the world size.

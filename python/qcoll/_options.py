@@ -6,6 +6,7 @@ Order: argument of the call > context manager > options of the group > environme
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ def _spell(key: str, value: object) -> str:
         return "1" if value else "0"
     if isinstance(value, (str, int)):
         return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     items = value if isinstance(value, (tuple, list, set, frozenset)) else [value]
     names = [
         _DTYPE_NAMES.get(item, item) if isinstance(item, torch.dtype) else item for item in items
@@ -64,6 +67,9 @@ class Options(_NativeOptions):
             apply to all-to-all, where sizes differ between ranks.
         coalesced: apply the options to the coalesced verbs too; default False.
         scope: ``"across_nodes"`` (default: groups inside one node stay exact) or ``"all"``.
+        tuning: a file that ``qcoll tune`` wrote for these nodes: calls stay exact where it says
+            that their codec would take longer. The same on all ranks, which compare its contents;
+            ``""``: none, whatever the environment says. Not for :func:`qcoll.options`.
 
     Raises:
         ValueError: names the key, the value and what is accepted.
@@ -80,6 +86,7 @@ class Options(_NativeOptions):
         min_bytes: int | None = None,
         coalesced: bool | None = None,
         scope: str | None = None,
+        tuning: str | os.PathLike[str] | None = None,
         **unknown: object,
     ) -> None:
         super().__init__()
@@ -92,6 +99,7 @@ class Options(_NativeOptions):
             "min_bytes": min_bytes,
             "coalesced": coalesced,
             "scope": scope,
+            "tuning": tuning,
             **unknown,  # refused below, with the list of those that exist
         }
         for key, value in _spell_all(settings).items():

@@ -38,6 +38,7 @@ void codec_list(const std::string& text) {
 }  // namespace
 
 QCOLL_FUZZ_TARGET(options) {
+  // All but tuning, which would open whatever file the input names; see fuzz_tuning.cc.
   static constexpr const char* kKeys[] = {
       "all_gather",        "reduce_scatter", "all_reduce", "all_to_all",
       "all_gather_dtypes", "min_bytes",      "coalesced",  "scope"};

@@ -35,6 +35,7 @@ MAX_LENGTH = {
     "records": 600,
     "options": 40,
     "topology": 64,
+    "tuning": 400,
 }
 # Stack traces of allocations and a large quarantine make the small runs several times slower.
 _ASAN = "malloc_context_size=2:quarantine_size_mb=8:detect_stack_use_after_return=0"

@@ -22,7 +22,7 @@ CODECS = "exact, bf16, int8[:block], int4[:block]"
 BLOCKS = "multiple of 32 from 32 to 4096"
 KEYS = (
     *("all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
-    *("all_gather_dtypes", "min_bytes", "coalesced", "scope"),
+    *("all_gather_dtypes", "min_bytes", "coalesced", "scope", "tuning"),
 )
 # Far below the 20 s that ranks would wait for each other.
 AT_ONCE = 8.0

@@ -29,6 +29,7 @@ struct Plan {
   std::uint64_t node_across_nodes_bytes = 0;  // sent by all ranks of this node
   std::size_t chunk_elements = 0;
   std::uint32_t slots = 0;
+  Prediction predicted;
   std::map<Rank, std::string> not_in_shared_memory;  // ranks of this node, and why; over TCP
 };
 

@@ -40,6 +40,7 @@ Group::Group(transport::Rendezvous& store, const GroupConfig& config)
   }
   comm_ =
       std::make_unique<Communicator>(*mesh_, std::move(topology), mesh_->group(), config.threads);
+  if (options_.tuning) costs_ = options_.tuning->of(layout_of(comm_->topology()));
   if (!dump_directory_.empty())
     dump_subscription_ = abort_flag().subscribe([this](const TransportError&) { dump(); });
 }

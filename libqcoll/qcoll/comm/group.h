@@ -12,6 +12,7 @@
 #include <string>
 
 #include "qcoll/comm/communicator.h"
+#include "qcoll/comm/cost_model.h"
 #include "qcoll/comm/flight_record.h"
 #include "qcoll/comm/options.h"
 #include "qcoll/comm/worker.h"
@@ -45,6 +46,8 @@ class Group {
   const Options& options() const { return options_; }
   const topo::Topology& topology() const { return comm_->topology(); }
   const std::vector<std::string>& node_labels() const { return node_labels_; }
+  // What option tuning says of this group's layout; null where it says nothing.
+  const LayoutCosts* costs() const { return costs_; }
   Communicator& communicator() { return *comm_; }
   AbortFlag& abort_flag() { return mesh_->abort_flag(); }
   transport::NetMesh& mesh() { return *mesh_; }
@@ -104,6 +107,7 @@ class Group {
   std::unique_ptr<transport::NetMesh> mesh_;
   std::vector<std::string> node_labels_;
   std::unique_ptr<Communicator> comm_;
+  const LayoutCosts* costs_ = nullptr;  // of options_.tuning
   const std::string dump_directory_;
   std::uint64_t dump_subscription_ = 0;
   std::mutex enqueue_mutex_;

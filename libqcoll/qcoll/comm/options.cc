@@ -11,13 +11,14 @@
 #include <set>
 
 #include "qcoll/base/error.h"
+#include "qcoll/comm/cost_model.h"
 
 namespace qcoll::comm {
 namespace {
 
-constexpr std::array<std::string_view, 8> kKeys = {
-    "all_gather",        "reduce_scatter", "all_reduce", "all_to_all",
-    "all_gather_dtypes", "min_bytes",      "coalesced",  "scope"};
+constexpr std::array<std::string_view, 9> kKeys = {
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "all_gather_dtypes",
+    "min_bytes",  "coalesced",      "scope",      "tuning"};
 
 // Chunks hold whole blocks of every level's codec; see comm/chunking.h.
 constexpr std::size_t kMaxCommonBlock = 32 * 1024;
@@ -52,12 +53,8 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 std::vector<DType> parse_float_dtypes(std::string_view key, std::string_view text) {
   std::vector<DType> dtypes;
   for (const std::string_view name : split(text, ',')) {
-    if (name == "fp32" || name == "float32")
-      dtypes.push_back(DType::kF32);
-    else if (name == "bf16" || name == "bfloat16")
-      dtypes.push_back(DType::kBF16);
-    else if (name == "fp16" || name == "float16")
-      dtypes.push_back(DType::kF16);
+    if (const auto dtype = parse_float_dtype(name))
+      dtypes.push_back(*dtype);
     else if (!name.empty() || text.size() > 0)
       reject(key, text, "a list of fp32, bf16, fp16, for example \"bf16,fp16\"");
   }
@@ -72,6 +69,18 @@ std::size_t parse_size(std::string_view key, std::string_view text) {
   if (error != std::errc{} || end != text.data() + text.size() || text.empty())
     reject(key, text, "a number of bytes, 0 or more");
   return value;
+}
+
+// Empty: none, so that a group can do without the environment's.
+std::shared_ptr<const CostModel> read_tuning(std::string_view key, std::string_view path) {
+  if (path.empty()) return nullptr;
+  try {
+    return CostModel::read(std::string(path));
+  } catch (const UsageError& error) {
+    throw UsageError("qcoll option " + std::string(key) + "=\"" + std::string(path) +
+                     "\" is not a cost model: " + error.what() +
+                     ". `qcoll tune -o FILE` writes one");
+  }
 }
 
 bool parse_bool(std::string_view key, std::string_view text) {
@@ -102,6 +111,13 @@ CodecList parse_codec_list(std::string_view key, std::string_view text) {
   return codecs;
 }
 
+std::optional<DType> parse_float_dtype(std::string_view text) {
+  if (text == "fp32" || text == "float32") return DType::kF32;
+  if (text == "bf16" || text == "bfloat16") return DType::kBF16;
+  if (text == "fp16" || text == "float16") return DType::kF16;
+  return std::nullopt;
+}
+
 std::string to_string(const CodecList& codecs) {
   std::string text;
   for (const auto& codec : codecs) text += (text.empty() ? "" : "/") + wire::to_string(codec);
@@ -117,7 +133,8 @@ std::string Options::to_string() const {
          "; all_reduce=" + comm::to_string(all_reduce) +
          "; all_to_all=" + comm::to_string(all_to_all) + "; all_gather_dtypes=" + dtypes +
          "; min_bytes=" + std::to_string(min_bytes) + "; coalesced=" + (coalesced ? "1" : "0") +
-         "; scope=" + (scope == Scope::kAll ? "all" : "across_nodes");
+         "; scope=" + (scope == Scope::kAll ? "all" : "across_nodes") +
+         "; tuning=" + (tuning ? "contents " + tuning->fingerprint() : "none");
 }
 
 void Settings::set(std::string_view key, std::string_view value) {
@@ -138,6 +155,8 @@ void Settings::set(std::string_view key, std::string_view value) {
   else if (key == "scope") {
     if (value != "all" && value != "across_nodes") reject(key, value, "across_nodes, all");
     scope_ = value == "all" ? Scope::kAll : Scope::kAcrossNodes;
+  } else if (key == "tuning") {
+    tuning_ = read_tuning(key, value);
   } else {
     std::string keys;
     for (const auto k : kKeys) keys += (keys.empty() ? "" : ", ") + std::string(k);
@@ -171,7 +190,7 @@ Settings Settings::from_environment() {
 
 bool Settings::empty() const {
   return !all_gather_ && !reduce_scatter_ && !all_reduce_ && !all_to_all_ && !all_gather_dtypes_ &&
-         !min_bytes_ && !coalesced_ && !scope_;
+         !min_bytes_ && !coalesced_ && !scope_ && !tuning_;
 }
 
 void Settings::apply_to(Options& options) const {
@@ -183,6 +202,7 @@ void Settings::apply_to(Options& options) const {
   if (min_bytes_) options.min_bytes = *min_bytes_;
   if (coalesced_) options.coalesced = *coalesced_;
   if (scope_) options.scope = *scope_;
+  if (tuning_) options.tuning = *tuning_;
 }
 
 void Settings::overlay(const Settings& stronger) {
@@ -197,6 +217,7 @@ void Settings::overlay(const Settings& stronger) {
   take(min_bytes_, stronger.min_bytes_);
   take(coalesced_, stronger.coalesced_);
   take(scope_, stronger.scope_);
+  take(tuning_, stronger.tuning_);
 }
 
 }  // namespace qcoll::comm

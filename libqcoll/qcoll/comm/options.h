@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,12 +15,17 @@
 
 namespace qcoll::comm {
 
+class CostModel;
+
 // One codec for each level, inner hop first; one alone serves all levels.
 using CodecList = std::vector<wire::CodecSpec>;
 
 // "int8:256/int4:128". Throws UsageError; `key` says which setting it belongs to.
 CodecList parse_codec_list(std::string_view key, std::string_view text);
 std::string to_string(const CodecList& codecs);
+
+// "bf16" or "bfloat16", and likewise float16 and float32; nothing for other texts.
+std::optional<DType> parse_float_dtype(std::string_view text);
 
 enum class Scope : std::uint8_t {
   kAcrossNodes,  // groups inside one node are exact
@@ -38,6 +44,7 @@ struct Options {
   std::size_t min_bytes = 64 * 1024;  // of the gathered or unreduced tensor
   bool coalesced = false;             // apply to the coalesced verbs too
   Scope scope = Scope::kAcrossNodes;
+  std::shared_ptr<const CostModel> tuning;  // null: a codec is used wherever the others allow it
 
   // "all_gather=int8:256; reduce_scatter=...": equal on all ranks of a group.
   std::string to_string() const;
@@ -56,6 +63,9 @@ class Settings {
   void apply_to(Options& options) const;
   void overlay(const Settings& stronger);
 
+  // A group looks its own part of the file up once, when it is formed.
+  static bool belongs_to_a_group(std::string_view key) { return key == "tuning"; }
+
  private:
   std::optional<CodecList> all_gather_;
   std::optional<CodecList> reduce_scatter_;
@@ -65,6 +75,7 @@ class Settings {
   std::optional<std::size_t> min_bytes_;
   std::optional<bool> coalesced_;
   std::optional<Scope> scope_;
+  std::optional<std::shared_ptr<const CostModel>> tuning_;
 };
 
 }  // namespace qcoll::comm

@@ -25,6 +25,33 @@ bool all_exact(const CodecList& codecs) {
   return std::all_of(codecs.begin(), codecs.end(), [](const auto& c) { return c.exact(); });
 }
 
+Prediction predict(const CodecList& codecs, const CallFacts& facts) {
+  static const CodecList kExact = {wire::kExactCodec};
+  if (facts.costs == nullptr) return {};
+  const auto seconds = [&](const CodecList& list) {
+    return facts.costs->predict(facts.collective, facts.dtype, list, facts.bytes);
+  };
+  return {.exact = seconds(kExact), .coded = all_exact(codecs) ? std::nullopt : seconds(codecs)};
+}
+
+// Options of a group as the thread's context managers leave them; copied only if these say
+// something.
+class Effective {
+ public:
+  Effective(const Options& options, const ThreadPolicy& thread) : options_(&options) {
+    if (thread.settings.empty()) return;
+    thread.settings.apply_to(overlaid_.emplace(options));
+    options_ = &*overlaid_;
+  }
+  Effective(const Effective&) = delete;
+  Effective& operator=(const Effective&) = delete;
+  const Options& operator*() const { return *options_; }
+
+ private:
+  const Options* options_;
+  std::optional<Options> overlaid_;
+};
+
 std::string why_exact(const Options& options, const ThreadPolicy& thread, const CallFacts& facts) {
   if (thread.exact) return "inside qcoll.exact()";
   if (!is_encodable(facts.dtype))
@@ -43,6 +70,10 @@ std::string why_exact(const Options& options, const ThreadPolicy& thread, const 
     return "smaller than option min_bytes=" + std::to_string(options.min_bytes);
   if (options.scope == Scope::kAcrossNodes && !facts.spans_nodes)
     return "group inside one node (option scope=across_nodes)";
+  // Without the times, which depend on the size: statistics count calls by reason.
+  const Prediction times = predict(codecs, facts);
+  if (times.exact && times.coded && *times.exact <= *times.coded)
+    return "exact is faster than " + to_string(codecs) + " by the cost model (option tuning)";
   return "";
 }
 
@@ -61,11 +92,16 @@ Choice choose(const Options& options, const ThreadPolicy& thread,
                        "; pass float32, bfloat16 or float16, or codec=\"exact\"");
     return {.codecs = *given, .exact_because = {}};
   }
-  Options effective = options;
-  thread.settings.apply_to(effective);
-  if (std::string because = why_exact(effective, thread, facts); !because.empty())
+  const Effective effective(options, thread);
+  if (std::string because = why_exact(*effective, thread, facts); !because.empty())
     return exactly(std::move(because));
-  return {.codecs = option_for(effective, facts.collective), .exact_because = {}};
+  return {.codecs = option_for(*effective, facts.collective), .exact_because = {}};
+}
+
+Prediction predict(const Options& options, const ThreadPolicy& thread,
+                   const std::optional<CodecList>& given, const CallFacts& facts) {
+  const Effective effective(options, thread);
+  return predict(given ? *given : option_for(*effective, facts.collective), facts);
 }
 
 std::vector<wire::CodecSpec> codecs_by_level(const CodecList& codecs, const topo::Topology& topo) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "qcoll/base/types.h"
+#include "qcoll/comm/cost_model.h"
 #include "qcoll/comm/options.h"
 #include "qcoll/topo/topology.h"
 #include "qcoll/wire/header.h"
@@ -25,6 +26,7 @@ struct CallFacts {
   bool coalesced = false;
   bool list_form = false;
   bool spans_nodes = false;
+  const LayoutCosts* costs = nullptr;  // what option tuning says of the group's layout
 };
 
 struct Choice {
@@ -38,6 +40,15 @@ struct Choice {
 // the dtype cannot be encoded.
 Choice choose(const Options& options, const ThreadPolicy& thread,
               const std::optional<CodecList>& given, const CallFacts& facts);
+
+// What the cost model says of the call with and without its codec, which is `given` or that of the
+// options. In seconds; nothing where nothing was measured.
+struct Prediction {
+  std::optional<double> exact;
+  std::optional<double> coded;
+};
+Prediction predict(const Options& options, const ThreadPolicy& thread,
+                   const std::optional<CodecList>& given, const CallFacts& facts);
 
 // The codec of each level of a topology. The level inside the node takes the first of a list, the
 // outermost level that crosses nodes the last, further levels between them the ones between.

@@ -43,15 +43,26 @@ def launch(
         BenchError: this machine has no MPI or cannot make namespaces; a size does not fit.
         RuntimeError: a rank failed; the text says which and what it wrote.
     """
-    config.check_world(place.world)
-    mpirun = find_mpirun() if "mpi" in config.peers else None
+    measured = launch_all([config], place, listener)
+    how = "self, by mpirun" if "mpi" in config.peers else "self"
+    return make_report(measured["rows"][0], config, place.layout.names, how, command, place)
+
+
+def launch_all(
+    configs: Sequence[Config], place: Place, listener: Listener = silent
+) -> dict[str, Any]:
+    """Runs several measurements on the same ranks: ``rows``, one list for each, and ``layout`` as
+    the cost model names it. As :func:`launch` otherwise."""
+    for config in configs:
+        config.check_world(place.world)
+    mpirun = find_mpirun() if any("mpi" in config.peers for config in configs) else None
     nodes = place.layout.names
     with (
         tempfile.TemporaryDirectory(prefix="qcoll-bench-") as folder,
         _open_hosts(place) as hosts,
     ):
         job = {
-            "config": config.to_json(),
+            "configs": [config.to_json() for config in configs],
             "nodes": nodes,
             "interface": None if hosts is None else "eth0",
         }
@@ -70,9 +81,8 @@ def launch(
                 timeout=_FOREVER,
                 on_line=follow,
             )
-        rows = json.loads(Path(folder, "rows.json").read_text())
-    how = "self, by mpirun" if mpirun else "self"
-    return make_report(rows, config, nodes, how, command, place)
+        measured: dict[str, Any] = json.loads(Path(folder, "rows.json").read_text())
+    return measured
 
 
 @contextlib.contextmanager

@@ -6,10 +6,12 @@ import math
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from qcoll._groups import backend_of
 from qcoll.bench import statistics
 from qcoll.bench.channels import Channel, gloo_channel, mpi_channel, mpi_dtype, qcoll_channel
 from qcoll.bench.check import check
@@ -50,6 +52,26 @@ def measure(
     if world.rank == 0:
         listener(len(steps), len(steps), "done")
     return rows
+
+
+def measure_all(
+    configs: Sequence[Config],
+    world: World,
+    interface: str | None = None,
+    listener: Listener = silent,
+) -> dict[str, Any]:
+    """Several measurements one after the other. Collective; ``rows``, a list for each, and
+    ``layout``, the cost model's name for where these ranks live."""
+    steps = [len(config.verbs) * len(config.sizes) for config in configs]
+    rows = []
+    for index, config in enumerate(configs):
+        before = sum(steps[:index])
+
+        def told(done: int, _: int, label: str, before: int = before) -> None:
+            listener(before + done, sum(steps), label)
+
+        rows.append(measure(config, world, interface, told))
+    return {"rows": rows, "layout": backend_of(None).describe()["layout"]}
 
 
 def _channels(config: Config, verb: str, size: int, world: World, gloo: Any) -> list[Channel]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -22,14 +22,18 @@ def print_report(console: Console, report: Report) -> None:
     """Where it was measured, then a table for each verb."""
     verbs = dict.fromkeys(row["verb"] for row in report["rows"])
     tables = [_table(report, verb) for verb in verbs]
-    # rich would cut cells short to fit fewer columns, and a number cut short says nothing.
-    wide = console.options.update(width=_WIDEST)
-    needed = [Measurement.get(console, wide, table).maximum for table in tables]
-    console.width = max(console.width, *needed)
+    widen(console, tables)
     for line in describe(report):
         console.print(line, highlight=False, markup=False)
     for table in tables:
         console.print(table)
+
+
+def widen(console: Console, tables: Sequence[Table]) -> None:
+    """Let all columns fit: rich would cut cells short, and a number cut short says nothing."""
+    wide = console.options.update(width=_WIDEST)
+    needed = [Measurement.get(console, wide, table).maximum for table in tables]
+    console.width = max(console.width, *needed)
 
 
 def describe(report: Report) -> list[str]:

@@ -12,14 +12,14 @@ import traceback
 from pathlib import Path
 
 from qcoll.bench.config import PROGRESS, BenchError, Config
-from qcoll.bench.measure import measure
+from qcoll.bench.measure import measure_all
 from qcoll.bench.rendezvous import join
 
 
 def main(folder: Path) -> int:
     """Measure; the exit status."""
     job = json.loads((folder / "job.json").read_text())
-    config = Config.from_json(job["config"])
+    configs = [Config.from_json(config) for config in job["configs"]]
     rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
     if rank is None:
         raise BenchError("neither RANK nor OMPI_COMM_WORLD_RANK is set: `qcoll bench` starts this")
@@ -27,10 +27,10 @@ def main(folder: Path) -> int:
     os.environ["QCOLL_NODE"] = job["nodes"][int(rank)]
     world = None
     try:
-        world = join(config.timeout)
-        rows = measure(config, world, job["interface"], _report_progress)
+        world = join(configs[0].timeout)
+        measured = measure_all(configs, world, job["interface"], _report_progress)
         if world.rank == 0:
-            (folder / "rows.json").write_text(json.dumps(rows))
+            (folder / "rows.json").write_text(json.dumps(measured))
         world.close()
     except Exception as error:
         print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr)

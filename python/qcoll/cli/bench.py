@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from qcoll.bench.config import (
-    VERBS,
-    BenchError,
-    Config,
-    Listener,
-    Place,
-    parse_nodes,
-    parse_size,
-    silent,
-    sizes,
-)
+from qcoll.bench.config import VERBS, BenchError, Config, parse_size, sizes
 from qcoll.bench.launch import launch
 from qcoll.bench.ranks import report_of_ranks
 from qcoll.bench.rendezvous import launcher
 from qcoll.bench.results import Report, write_csv, write_json
 from qcoll.bench.table import print_report
+from qcoll.cli.common import check_outputs, place_of, progress_bar, reported, words
 
 _CODECS = "exact,int8,int4"
 
@@ -64,17 +51,17 @@ def bench(
 
     Sizes are bytes of the gathered, unreduced, reduced or exchanged tensor, bandwidths those of
     nccl-tests over these bytes. Run it under mpirun or torchrun, or let it start --ranks itself.
+    `qcoll bench codec` measures the codecs of this machine instead, without ranks.
     """
-    started_by = launcher()
-    speaks = _rank() == 0
-    errors = Console(stderr=True, quiet=not speaks)
-    try:
+    with reported("qcoll bench"):
+        if "codec" in verbs:
+            raise BenchError("codecs are measured without ranks; give `qcoll bench codec` alone")
         config = Config(
             verbs=tuple(VERBS) if verbs == ["all"] else tuple(verbs),
             sizes=sizes(parse_size(begin), parse_size(end), factor),
-            codecs=_words(codec),
+            codecs=words(codec),
             dtype=dtype,
-            peers=_words(compare),
+            peers=words(compare),
             iters=iters,
             warmup=warmup,
             rounds=rounds,
@@ -84,69 +71,15 @@ def bench(
             seed=seed,
             timeout=timeout,
         )
-        if json == "-" and csv == "-":
-            raise BenchError("--json - and --csv - would mix on standard output; give one a file")
-        place = None if started_by != "none" else _place(ranks, nodes, link, mtu)
-        if place is None and (ranks, nodes, link) != (None, None, None):
-            raise BenchError(
-                f"--ranks, --nodes and --link are for ranks started here, but {started_by} "
-                "started these; set QCOLL_NODE of each rank to say where it lives"
-            )
-        with _progress(speaks) as listener:
+        check_outputs(json, csv)
+        place = place_of("qcoll bench", launcher(), ranks, nodes, link, mtu)
+        with progress_bar() as listener:
             if place is not None:
                 report: Report | None = launch(config, place, sys.argv, listener)
             else:
                 report = report_of_ranks(config, sys.argv, listener)
         if report is not None:
             _write(report, json, csv)
-    except BenchError as error:
-        errors.print(f"qcoll bench: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except RuntimeError as error:
-        # Where ranks print for themselves, whichever failed has something to say.
-        console = Console(stderr=True)
-        console.print(f"qcoll bench: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-
-
-def _rank() -> int:
-    """This process's rank as its launcher says it, before any group exists."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
-        if name in os.environ:
-            return int(os.environ[name])
-    return 0
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
-def _place(ranks: int | None, nodes: str | None, link: str | None, mtu: int) -> Place:
-    if ranks is None:
-        raise BenchError(
-            "nobody started ranks; give --ranks 2, or run under `mpirun -n 2 qcoll bench ...` "
-            "or torchrun"
-        )
-    if ranks < 1:
-        raise BenchError(f"--ranks {ranks}: give at least 1")
-    return Place(parse_nodes(nodes or "1", ranks), link, mtu)
-
-
-@contextlib.contextmanager
-def _progress(speaks: bool) -> Iterator[Listener]:
-    """A bar on the terminal of whoever speaks; nothing elsewhere."""
-    console = Console(stderr=True)
-    if not speaks or not console.is_terminal:
-        yield silent
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting ranks", total=None)
-
-        def listen(done: int, total: int, label: str) -> None:
-            progress.update(task, completed=done, total=total, description=label)
-
-        yield listen
 
 
 def _write(report: Report, json: str | None, csv: str | None) -> None:
