@@ -43,6 +43,7 @@ class Sample:
     threads: int
     """Without those that run callbacks: they are as many as ran at once, and leave when idle."""
     callback_threads: int
+    thread_names: tuple[str, ...] = ()
 
     @classmethod
     def now(cls) -> Sample:
@@ -57,7 +58,8 @@ class Sample:
         # One descriptor is that of the listing.
         descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208
         resident = int(status["VmRSS"].split()[0]) << 10
-        return cls(resident, descriptors, len(names) - callbacks, callbacks)
+        count = len(names) - callbacks
+        return cls(resident, descriptors, count, callbacks, tuple(sorted(names)))
 
     @classmethod
     def settled(cls, before: Sample) -> Sample:

@@ -58,7 +58,9 @@ def growth_of(samples: Sequence[Sample]) -> Iterator[str]:
         for what in ("descriptors", "threads"):
             counts = {getattr(sample, what) for sample in rest}
             if len(counts) > 1:
-                yield f"{what} are not flat: {min(counts)} to {max(counts)}"
+                most = max(rest, key=lambda sample: getattr(sample, what))
+                who = ", ".join(most.thread_names)
+                yield f"{what} are not flat: {min(counts)} to {max(counts)}; threads then: {who}"
     most = max((sample.callback_threads for sample in samples), default=0)
     if most > MOST_CALLBACK_THREADS:
         yield f"{most} threads for callbacks"
