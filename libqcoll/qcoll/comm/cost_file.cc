@@ -22,19 +22,22 @@ constexpr std::uint64_t kMaxPointBytes = std::uint64_t{1} << 50;
 constexpr double kMaxMicroseconds = 1e12;
 constexpr std::size_t kMaxRanks = 1 << 20;
 
+constexpr std::size_t kLongestQuote = 60;
+
+bool is_plain(char c) { return c >= ' ' && c <= '~'; }
+
 // Short enough for a message, and nothing in it that a terminal would obey.
 std::string quoted(std::string_view text) {
-  constexpr std::size_t kLongest = 60;
   std::string safe = "\"";
-  for (const char c : text.substr(0, kLongest)) {
+  for (const char c : text.substr(0, kLongestQuote)) {
     char escaped[5];
     std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<unsigned char>(c));
-    if (c >= ' ' && c <= '~')
+    if (is_plain(c))
       safe += c;
     else
       safe += escaped;
   }
-  return safe + (text.size() > kLongest ? "...\"" : "\"");
+  return safe + (text.size() > kLongestQuote ? "...\"" : "\"");
 }
 
 class Line {
@@ -117,9 +120,9 @@ wire::Collective collective_from(std::string_view text, const Line& line) {
 }
 
 CodecList codecs_from(std::string_view text, const Line& line) {
-  // Before it is quoted in full; the longest that means anything has one codec for each of a few
-  // levels.
-  if (text.size() > 100 || quoted(text).size() != text.size() + 2)
+  // Before the parser quotes it in full; the longest that means anything has one codec for each of
+  // a few levels.
+  if (text.size() > kLongestQuote || !std::all_of(text.begin(), text.end(), is_plain))
     line.reject(quoted(text) + " is not a list of codecs",
                 "codecs like exact or int8:256/int4:128");
   try {
