@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <sstream>
+#include <thread>
 
 #include "qcoll/base/error.h"
 
@@ -27,6 +28,8 @@ std::string to_hex(const Mark& mark) {
   return text;
 }
 
+// A rank that refuses after it had links tells its cause over them too.
+constexpr auto kNoticePatience = std::chrono::milliseconds(200);
 constexpr auto kLookEvery = std::chrono::milliseconds(500);
 
 std::size_t usable_cpus() {
@@ -80,8 +83,17 @@ NetMesh::NetMesh(Rendezvous& store, Rank rank, int size, const NetOptions& optio
 
 // While `peer` does not connect: throws why, if that can be known.
 void NetMesh::check_on(Rendezvous& store, Rank peer) const {
-  check_alive(identities_[rank_], identities_[peer]);
-  check_refusal_of(store, peer);
+  // Deaths first: a refusal may be the effect of one, and does not carry the rank that is to blame.
+  for (const Identity& other : identities_) check_alive(identities_[rank_], other);
+  try {
+    check_refusal_of(store, peer);
+  } catch (const TransportError&) {
+    const Deadline patience(kNoticePatience);
+    while (!links_->abort_flag().raised() && !patience.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    links_->abort_flag().throw_if_raised();
+    throw;
+  }
 }
 
 NetMesh::~NetMesh() {

@@ -1,9 +1,11 @@
 #include "qcoll/transport/roll_call.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <fstream>
@@ -258,12 +260,14 @@ bool may_share_memory(const Identity& a, const Identity& b) {
 
 void check_alive(const Identity& me, const Identity& other) {
   if (!may_share_memory(me, other)) return;
-  std::ifstream file("/proc/" + std::to_string(other.pid) + "/stat");
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
-  const std::size_t name_end = text.rfind(") ");
-  const bool zombie = name_end != std::string::npos && text[name_end + 2] == 'Z';
-  if (name_end == std::string::npos || zombie)
-    throw TransportError(other.label() + " died while the group formed", other.rank);
+  bool ended = ::kill(other.pid, 0) != 0 && errno == ESRCH;
+  if (!ended) {  // but its parent may not have waited for it yet
+    std::ifstream file("/proc/" + std::to_string(other.pid) + "/stat");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    const std::size_t name_end = text.rfind(") ");
+    ended = name_end != std::string::npos && text[name_end + 2] == 'Z';
+  }
+  if (ended) throw TransportError(other.label() + " died while the group formed", other.rank);
 }
 
 std::string group_key(std::uint64_t group, const std::string& what, Rank rank) {
