@@ -33,10 +33,10 @@ std::string hex(ConstBytes bytes) {
 
 // One rank's end of a group on this process's plane.
 struct Listening {
-  Listening() {
+  explicit Listening(bool encrypt = false) {
     for (std::size_t i = 0; i < secret.size(); ++i) secret[i] = static_cast<std::byte>(i);
     links = std::make_shared<GroupLinks>(0, 2, 42, secret, std::make_shared<OperationLog>(),
-                                         std::make_shared<const Bell>(Bell::create()));
+                                         std::make_shared<const Bell>(Bell::create()), encrypt);
     plane->add(links);
   }
   ~Listening() {
@@ -176,6 +176,24 @@ TEST_CASE("strangers are dropped and harm nobody") {
   shake_hands_as_dialler(fd.get(), hello_to(0), listening.secret, Deadline(5s), listening.abort);
   CHECK_EQ(listening.wait_for_stream().size(), 1);
   CHECK_FALSE(listening.links->abort_flag().raised());
+}
+
+TEST_CASE("what follows a TLS handshake at once is read, though poll may not tell of it") {
+  for (int i = 0; i < 200; ++i) {
+    Listening listening(true);
+    Fd fd = listening.dial();
+    Hello hello = hello_to(0);
+    hello.purpose = Purpose::kControl;
+    const wire::Secret key =
+        shake_hands_as_dialler(fd.get(), hello, listening.secret, Deadline(5s), listening.abort);
+    Tls tls(Tls::Role::kDialler, fd.get(), key);
+    tls.shake(Deadline(5s), listening.abort);
+    const std::array<std::byte, 5> goodbye{{{}, {}, {}, {}, std::byte{1}}};
+    REQUIRE_EQ(tls.send(goodbye, 0), goodbye.size());
+    const Deadline soon(2s);
+    while (!listening.links->departed(1) && !soon.passed()) std::this_thread::sleep_for(100us);
+    REQUIRE(listening.links->departed(1));
+  }
 }
 
 TEST_CASE("addresses are parsed, listed and refused") {

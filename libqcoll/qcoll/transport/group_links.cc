@@ -328,6 +328,7 @@ void GroupLinks::flush(Link& link) {
 // Only the control thread reads and closes links, but others send on them meanwhile.
 std::size_t GroupLinks::receive_some(Rank peer, Bytes into, std::string& ended) {
   const std::lock_guard lock(mutex_);
+  if (!links_[peer].connection) return 0;
   try {
     if (const auto got = links_[peer].connection.receive(into)) return *got;
     ended = "closed";

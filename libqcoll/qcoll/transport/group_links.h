@@ -78,6 +78,7 @@ class GroupLinks {
   bool adopt(Purpose purpose, Connection connection);
   void append_poll_entries(std::vector<pollfd>& entries) const;
   void handle_events(int fd, short events);
+  void read_link(Rank peer);  // all that has come
 
  private:
   enum class Message : std::uint8_t {
@@ -106,7 +107,6 @@ class GroupLinks {
   void post_abort(const TransportError& cause);
   void post(Rank peer, Message type, const std::string& payload);  // mutex_ held
   void flush(Link& link);                                          // mutex_ held
-  void read_link(Rank peer);
   std::size_t receive_some(Rank peer, Bytes into, std::string& ended);
   void handle_message(Rank peer, Message type, const std::string& payload);
   void handle_answer(Rank peer, const std::string& payload);

@@ -63,7 +63,11 @@ bool Guest::shake(const Find& find) {
 }
 
 bool Guest::admit(GroupLinks& group) {
-  group.adopt(hello_->purpose, Connection(std::move(fd_), hello_->from, std::move(tls_)));
+  const bool encrypted = tls_ != nullptr;
+  const bool adopted =
+      group.adopt(hello_->purpose, Connection(std::move(fd_), hello_->from, std::move(tls_)));
+  // What followed the handshake at once may have been read with it: poll will not tell of that.
+  if (adopted && encrypted && hello_->purpose == Purpose::kControl) group.read_link(hello_->from);
   return false;
 }
 
