@@ -7,13 +7,13 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import run
 
 from qcoll.bench import BenchError, Config, Place, bus_factor, parse_size, read_report, sizes
 from qcoll.bench.config import parse_nodes
@@ -33,22 +33,6 @@ BOUNDS = {"exact": 1e-6, "bf16": 0.004, "int8": 0.012, "int4": 0.18, "int8:64/in
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "qcoll.cli", *arguments]
-
-
-def run(
-    words: list[str], env: dict[str, str] | None = None, status: int = 0
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command line as a user would; checks its exit status."""
-    done = subprocess.run(
-        words,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
 
 
 # Definitions.

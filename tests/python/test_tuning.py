@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_probe import DEFAULT_OF, choices, expect_error, observe
@@ -291,16 +291,7 @@ def measured_times() -> None:
 
 def run_tune(*words: str, status: int = 0, env: dict[str, str] | None = None) -> str:
     pytest.importorskip("typer", reason="typer is not installed")
-    command = [sys.executable, "-m", "qcoll.cli", "tune", *words]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
+    done = run([sys.executable, "-m", "qcoll.cli", "tune", *words], env, status)
     return done.stdout + done.stderr
 
 
